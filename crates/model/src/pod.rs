@@ -1,0 +1,313 @@
+//! What should run: [`DesiredPod`], the one form in which a pod's intent is held.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::api::{Container, EphemeralContainer, ObjectMeta, Pod, PodSpec, PodStatus};
+
+/// A pod's UID. Static pods have 32 hex digits, API pods an RFC 4122 UUID; both are opaque here.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodUid(Arc<str>);
+
+impl PodUid {
+    /// Wraps a UID as found in an object or a label.
+    pub fn new(uid: impl Into<Arc<str>>) -> Self {
+        Self(uid.into())
+    }
+
+    /// The UID's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Where a pod came from (annotation `kubernetes.io/config.source`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum PodSource {
+    /// The static pod directory, `staticPodPath`.
+    File,
+    /// The static pod URL, `staticPodURL`.
+    Http,
+    /// The API server.
+    Api,
+}
+
+impl PodSource {
+    /// The value of the annotation `kubernetes.io/config.source`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Http => "http",
+            Self::Api => "api",
+        }
+    }
+}
+
+/// What a container is in its pod; the kind decides when it is started, restarted and stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum ContainerKind {
+    /// Runs to completion before the ones after it.
+    Init,
+    /// An init container with `restartPolicy: Always` (KEP-753).
+    Sidecar,
+    /// An entry of `spec.containers`.
+    App,
+    /// An entry of `spec.ephemeralContainers`.
+    Ephemeral,
+}
+
+/// One container of a pod's spec together with its place in it.
+#[derive(Clone, Copy, Debug)]
+pub struct ContainerEntry<'a> {
+    /// Its kind.
+    pub kind: ContainerKind,
+    /// Its index within `initContainers`, `containers` or `ephemeralContainers`.
+    pub index: usize,
+    /// Its spec. For an ephemeral container, the common fields.
+    pub spec: &'a Container,
+}
+
+/// `spec.restartPolicy` of a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RestartPolicy {
+    /// Restart whatever the exit code.
+    Always,
+    /// Restart after a non-zero exit.
+    OnFailure,
+    /// Never restart.
+    Never,
+}
+
+/// A pod object lacks what every pod must have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("pod has no {0}")]
+pub struct MissingField(pub &'static str);
+
+/// A pod that should run on this node: held once, shared by reference count, and read through accessors so that the
+/// representation can change without touching its readers. Equality of content is [`DesiredPod::same_intent`].
+#[derive(Clone)]
+pub struct DesiredPod(Arc<Inner>);
+
+struct Inner {
+    uid: PodUid,
+    source: PodSource,
+    pod: Pod,
+    spec: PodSpec,
+    /// Ephemeral containers as ordinary ones, so that readers need one type.
+    ephemeral: Vec<Container>,
+}
+
+impl fmt::Debug for DesiredPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DesiredPod({}/{} {})", self.namespace(), self.name(), self.uid())
+    }
+}
+
+/// Annotations that the kubelet itself puts on pods; they never count as a change of intent.
+pub const LOCAL_ANNOTATIONS: [&str; 3] =
+    ["kubernetes.io/config.source", "kubernetes.io/config.seen", "kubernetes.io/config.mirror"];
+
+impl DesiredPod {
+    /// Takes over a pod object that is complete: defaulted, with name, namespace, UID and spec.
+    ///
+    /// # Errors
+    /// Names the field that is missing.
+    pub fn new(mut pod: Pod, source: PodSource) -> Result<Self, MissingField> {
+        pod.metadata.managed_fields = None;
+        let filled = |s: &Option<String>| s.as_deref().is_some_and(|s| !s.is_empty());
+        if !filled(&pod.metadata.name) {
+            return Err(MissingField("metadata.name"));
+        }
+        if !filled(&pod.metadata.namespace) {
+            return Err(MissingField("metadata.namespace"));
+        }
+        let uid = match &pod.metadata.uid {
+            Some(uid) if !uid.is_empty() => PodUid::new(uid.as_str()),
+            _ => return Err(MissingField("metadata.uid")),
+        };
+        let spec = pod.spec.take().ok_or(MissingField("spec"))?;
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(common).collect();
+        Ok(Self(Arc::new(Inner { uid, source, pod, spec, ephemeral })))
+    }
+
+    /// `metadata.uid`.
+    pub fn uid(&self) -> &PodUid {
+        &self.0.uid
+    }
+
+    /// `metadata.name`, never empty.
+    pub fn name(&self) -> &str {
+        self.0.pod.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// `metadata.namespace`, never empty.
+    pub fn namespace(&self) -> &str {
+        self.0.pod.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// `NAME_NAMESPACE`: how the kubelet tells static pods of the same name apart from each other and names pods in messages.
+    pub fn full_name(&self) -> String {
+        format!("{}_{}", self.name(), self.namespace())
+    }
+
+    /// Where it came from.
+    pub fn source(&self) -> PodSource {
+        self.0.source
+    }
+
+    /// True for pods from a file or a URL.
+    pub fn is_static(&self) -> bool {
+        self.0.source != PodSource::Api
+    }
+
+    /// `metadata`, without managedFields.
+    pub fn meta(&self) -> &ObjectMeta {
+        &self.0.pod.metadata
+    }
+
+    /// `spec`.
+    pub fn spec(&self) -> &PodSpec {
+        &self.0.spec
+    }
+
+    /// The status that came with the object (API pods), if any. It is the API server's memory, not an observation.
+    pub fn stored_status(&self) -> Option<&PodStatus> {
+        self.0.pod.status.as_ref()
+    }
+
+    /// The whole object, put together again (for /pods and for patches).
+    pub fn to_pod(&self) -> Pod {
+        Pod { spec: Some(self.0.spec.clone()), ..self.0.pod.clone() }
+    }
+
+    /// One annotation's value.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.0.pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// True when the API asked for its deletion.
+    pub fn is_deleting(&self) -> bool {
+        self.0.pod.metadata.deletion_timestamp.is_some()
+    }
+
+    /// `spec.restartPolicy`; Always when unset, as defaulting does.
+    pub fn restart_policy(&self) -> RestartPolicy {
+        match self.0.spec.restart_policy.as_deref() {
+            Some("Never") => RestartPolicy::Never,
+            Some("OnFailure") => RestartPolicy::OnFailure,
+            _ => RestartPolicy::Always,
+        }
+    }
+
+    /// `spec.hostNetwork`.
+    pub fn host_network(&self) -> bool {
+        self.0.spec.host_network.unwrap_or(false)
+    }
+
+    /// Every container of the spec: init and sidecars in their order, then app containers, then ephemeral ones.
+    pub fn containers(&self) -> impl Iterator<Item = ContainerEntry<'_>> {
+        self.init_containers().chain(self.app_containers()).chain(self.ephemeral_containers())
+    }
+
+    /// `spec.initContainers`, sidecars among them.
+    pub fn init_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
+        self.0.spec.init_containers.as_deref().unwrap_or_default().iter().enumerate().map(|(index, spec)| ContainerEntry {
+            kind: if spec.restart_policy.as_deref() == Some("Always") {
+                ContainerKind::Sidecar
+            } else {
+                ContainerKind::Init
+            },
+            index,
+            spec,
+        })
+    }
+
+    /// `spec.containers`.
+    pub fn app_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
+        self.0.spec.containers.iter().enumerate().map(|(index, spec)| ContainerEntry {
+            kind: ContainerKind::App,
+            index,
+            spec,
+        })
+    }
+
+    /// `spec.ephemeralContainers`, with their common fields.
+    pub fn ephemeral_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
+        self.0.ephemeral.iter().enumerate().map(|(index, spec)| ContainerEntry {
+            kind: ContainerKind::Ephemeral,
+            index,
+            spec,
+        })
+    }
+
+    /// The container of this name, of whatever kind.
+    pub fn container(&self, name: &str) -> Option<ContainerEntry<'_>> {
+        self.containers().find(|c| c.spec.name == name)
+    }
+
+    /// `spec.ephemeralContainers[index].targetContainerName`.
+    pub fn ephemeral_target(&self, index: usize) -> Option<&str> {
+        self.0.spec.ephemeral_containers.as_ref()?.get(index)?.target_container_name.as_deref()
+    }
+
+    /// True when `other` asks for the same: same labels, annotations (but for [`LOCAL_ANNOTATIONS`]), spec and deletion.
+    pub fn same_intent(&self, other: &Self) -> bool {
+        let (a, b) = (self.meta(), other.meta());
+        let notes = |m: &ObjectMeta| {
+            let mut n = m.annotations.clone().unwrap_or_default();
+            n.retain(|k, _| !LOCAL_ANNOTATIONS.contains(&k.as_str()));
+            n
+        };
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.uid() == other.uid()
+                && a.deletion_timestamp == b.deletion_timestamp
+                && a.deletion_grace_period_seconds == b.deletion_grace_period_seconds
+                && a.generation == b.generation
+                && a.labels.clone().unwrap_or_default() == b.labels.clone().unwrap_or_default()
+                && notes(a) == notes(b)
+                && self.spec() == other.spec())
+    }
+}
+
+/// The fields that an ephemeral container has in common with an ordinary one.
+fn common(c: &EphemeralContainer) -> Container {
+    Container {
+        args: c.args.clone(),
+        command: c.command.clone(),
+        env: c.env.clone(),
+        env_from: c.env_from.clone(),
+        image: c.image.clone(),
+        image_pull_policy: c.image_pull_policy.clone(),
+        lifecycle: c.lifecycle.clone(),
+        liveness_probe: c.liveness_probe.clone(),
+        name: c.name.clone(),
+        ports: c.ports.clone(),
+        readiness_probe: c.readiness_probe.clone(),
+        resize_policy: c.resize_policy.clone(),
+        resources: c.resources.clone(),
+        restart_policy: c.restart_policy.clone(),
+        restart_policy_rules: c.restart_policy_rules.clone(),
+        security_context: c.security_context.clone(),
+        startup_probe: c.startup_probe.clone(),
+        stdin: c.stdin,
+        stdin_once: c.stdin_once,
+        termination_message_path: c.termination_message_path.clone(),
+        termination_message_policy: c.termination_message_policy.clone(),
+        tty: c.tty,
+        volume_devices: c.volume_devices.clone(),
+        volume_mounts: c.volume_mounts.clone(),
+        working_dir: c.working_dir.clone(),
+    }
+}

@@ -1,0 +1,1 @@
+//! Kubernetes resource quantities: parsing, arithmetic and Go's canonical form.
