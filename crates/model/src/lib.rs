@@ -3,10 +3,12 @@
 //! Nothing here acts, waits or reads a clock. Desired state ([`pod::DesiredPod`]) and observed state
 //! ([`observed::ObservedPod`]) are different types on purpose: no room may read one where it means the other.
 
+pub mod cgroup;
 pub mod observed;
 pub mod plan;
 pub mod pod;
 pub mod quantity;
+pub mod report;
 pub mod timeline;
 
 /// The Kubernetes API types that rubelet uses, under one short path.
