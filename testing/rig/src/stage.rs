@@ -1,0 +1,462 @@
+//! The stage: made, recorded, and taken down again without remains.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::containerd::{Containerd, Layout, cni_plugins, config};
+use crate::processes::{Identity, Program, end};
+use crate::{cgroup, iptables, mounts, network};
+
+/// `/var/tmp`: on a disk (unlike `/tmp` and `/run`, which may be small), and with short names, since socket paths end at 107 bytes.
+const BASE: &str = "/var/tmp";
+const PREFIX: &str = "rubelet-stage-";
+const RECORD: &str = "record.json";
+/// Second number of the stages' subnets, 10.199.N.0/24.
+const SUBNET: u8 = 199;
+
+/// Folders with fixed places that containerd, the CNI plugins and a kubelet make when they are missing.
+const SHARED: [&str; 11] = [
+    "/run/containerd",
+    "/run/containerd/s",
+    "/run/netns",
+    "/var/lib/cni",
+    "/var/lib/cni/networks",
+    "/var/lib/cni/results",
+    "/var/log/containers",
+    "/var/log/pods",
+    "/var/lib/kubelet",
+    "/var/lib/kubelet/device-plugins",
+    "/opt/containerd",
+];
+
+/// What a stage took, written down before it made anything.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Whose stage: `demo`, `e2e`, …
+    pub kind: String,
+    /// The process that looks after it.
+    pub owner: Identity,
+    /// Network bridge.
+    pub bridge: String,
+    /// Name of the CNI network.
+    pub network: String,
+    /// As `10.199.3.0/24`.
+    pub subnet: String,
+    /// cgroup root, as `/rubelet-stage-3`.
+    pub cgroup: String,
+    /// `net.ipv4.ip_forward` before.
+    pub forwarding: String,
+    /// True when the portmap plugin had no chains before.
+    pub no_host_port_chains: bool,
+    /// Shared folders that were not there before.
+    pub missing_folders: Vec<PathBuf>,
+}
+
+/// A private place to run a containerd and a kubelet in. Dropping it removes everything.
+#[derive(Debug)]
+pub struct Stage {
+    dir: PathBuf,
+    record: Record,
+    containerd: Option<Child>,
+    closed: bool,
+}
+
+impl Stage {
+    /// Takes a free number, and with it a directory, a subnet, a bridge and a cgroup root.
+    ///
+    /// # Errors
+    /// Without root, without cgroups or bridges, or when 256 stages are there already.
+    pub fn create(kind: &str) -> Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            bail!("needs root: a private containerd makes mounts, cgroups and a network bridge");
+        }
+        let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
+        for number in 0..=255_u8 {
+            let dir = Path::new(BASE).join(format!("{PREFIX}{number}"));
+            if !network::subnet_free(&routes, SUBNET, number) {
+                continue;
+            }
+            // The directory is the lock on the number.
+            match fs::create_dir(&dir) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                other => other.with_context(|| format!("cannot make {}", dir.display()))?,
+            }
+            let record = Record {
+                kind: kind.to_owned(),
+                owner: Identity::own(),
+                bridge: format!("rubelet{number}"),
+                network: format!("{PREFIX}{number}"),
+                subnet: format!("10.{SUBNET}.{number}.0/24"),
+                cgroup: format!("/{PREFIX}{number}"),
+                forwarding: network::forwarding(),
+                no_host_port_chains: !iptables::has_host_port_chains(),
+                missing_folders: SHARED
+                    .iter()
+                    .map(PathBuf::from)
+                    .filter(|d| !d.exists())
+                    .collect(),
+            };
+            let text = serde_json::to_vec_pretty(&record)?;
+            fs::write(dir.join(RECORD), text)
+                .with_context(|| format!("cannot write to {}", dir.display()))?;
+            let stage = Self {
+                dir,
+                record,
+                containerd: None,
+                closed: false,
+            };
+            cgroup::create(&stage.record.cgroup)?;
+            network::create_bridge(&stage.record.bridge)?;
+            return Ok(stage);
+        }
+        bail!(
+            "no free subnet 10.{SUBNET}.N.0/24: `cargo xtask tidy` removes what earlier runs left"
+        )
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its cgroup root, to be the kubelet's `cgroupRoot` or the parent of several.
+    pub fn cgroup(&self) -> &str {
+        &self.record.cgroup
+    }
+
+    /// containerd's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("containerd.sock")
+    }
+
+    /// containerd's log.
+    pub fn containerd_log(&self) -> PathBuf {
+        self.dir.join("containerd.log")
+    }
+
+    /// Process id of the running containerd.
+    pub fn containerd_pid(&self) -> Option<u32> {
+        self.containerd.as_ref().map(Child::id)
+    }
+
+    /// Starts containerd with a network for pods (and host ports, when asked) and imports the image archives.
+    ///
+    /// # Errors
+    /// With the end of containerd's log when it does not come up within 30 s.
+    pub fn start_containerd(
+        &mut self,
+        runtime: &Containerd,
+        images: &[PathBuf],
+        host_ports: bool,
+    ) -> Result<()> {
+        let dir = &self.dir;
+        for sub in ["cni", "hosts", "ipam"] {
+            fs::create_dir_all(dir.join(sub))
+                .with_context(|| format!("cannot make {}/{sub}", dir.display()))?;
+        }
+        let mut plugins = vec![json!({
+            "type": "bridge", "bridge": self.record.bridge, "isGateway": true, "hairpinMode": true,
+            "ipam": {"type": "host-local", "dataDir": dir.join("ipam"), "ranges": [[{"subnet": self.record.subnet}]],
+                     "routes": [{"dst": "0.0.0.0/0"}]},
+        })];
+        if host_ports {
+            plugins.push(json!({"type": "portmap", "capabilities": {"portMappings": true}}));
+        }
+        let list = json!({"cniVersion": "0.4.0", "name": self.record.network, "plugins": plugins});
+        fs::write(dir.join("cni/10-stage.conflist"), list.to_string())?;
+        let text = config(&Layout {
+            dir,
+            major: runtime.major(),
+            cni: &cni_plugins()?,
+            snapshotter: snapshotter(dir),
+        });
+        let file = dir.join("containerd.toml");
+        fs::write(&file, text)?;
+        let log = fs::File::create(self.containerd_log())?;
+        let mut path = runtime
+            .program
+            .parent()
+            .unwrap_or(Path::new("/usr/bin"))
+            .as_os_str()
+            .to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        path.push(":/usr/local/sbin:/usr/sbin:/sbin");
+        let child = Command::new(&runtime.program)
+            .arg("-c")
+            .arg(&file)
+            .env("PATH", path)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // Ctrl-C at the terminal is for us to handle, in order.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", runtime.program.display()))?;
+        let child = self.containerd.insert(child);
+        let socket = dir.join("containerd.sock");
+        let ctr = |args: &[&str]| {
+            Command::new(&runtime.ctr)
+                .arg("-a")
+                .arg(&socket)
+                .args(args)
+                .output()
+        };
+        let mut ended = None;
+        let up = crate::poll(Duration::from_secs(30), || {
+            ended = child.try_wait().ok().flatten();
+            ended.is_some() || ctr(&["version"]).is_ok_and(|o| o.status.success())
+        });
+        if !up || ended.is_some() {
+            let log = crate::tail(&self.dir.join("containerd.log"), 15);
+            let how = ended.map_or("did not answer within 30 s".to_owned(), |s| {
+                format!("ended ({s})")
+            });
+            bail!(
+                "containerd {} {how}; the end of its log:\n{log}",
+                runtime.version
+            );
+        }
+        for image in images {
+            let name = image.display().to_string();
+            let out = ctr(&["-n", "k8s.io", "images", "import", &name])?;
+            if !out.status.success() {
+                bail!(
+                    "containerd cannot import {name}: {}",
+                    String::from_utf8_lossy(&out.stderr).trim()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes everything; what is still there afterwards is the error.
+    ///
+    /// # Errors
+    /// With every part that could not be removed.
+    pub fn close(mut self) -> Result<()> {
+        self.wipe()
+    }
+
+    fn wipe(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.closed, true) {
+            return Ok(());
+        }
+        if let Some(mut child) = self.containerd.take() {
+            // It has to be waited for while it is ended, or it would stay as a zombie.
+            let waiter = std::thread::spawn(move || child.wait());
+            let result = wipe(&self.dir, &self.record);
+            if result.is_ok() {
+                let _ = waiter.join();
+            }
+            return result;
+        }
+        wipe(&self.dir, &self.record)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Err(e) = self.wipe() {
+            eprintln!("rig: {} is not clean: {e:#}", self.dir.display());
+        }
+    }
+}
+
+/// What an earlier run left because it was killed.
+#[derive(Debug)]
+pub struct Remains {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// What it took.
+    pub record: Record,
+}
+
+impl Remains {
+    /// Removes everything of it.
+    ///
+    /// # Errors
+    /// With every part that could not be removed.
+    pub fn wipe(&self) -> Result<()> {
+        wipe(&self.dir, &self.record)
+    }
+}
+
+/// The stages whose owner is no more. Only root's directories count: anybody may write to `/var/tmp`.
+pub fn remains() -> Vec<Remains> {
+    let own = |dir: &Path| {
+        fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == 0 && m.mode() & 0o022 == 0)
+    };
+    let entries = fs::read_dir(BASE)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path());
+    let mut found: Vec<Remains> = entries
+        .filter(|dir| {
+            dir.file_name()
+                .and_then(|n| n.to_str())
+                .is_some_and(|n| n.starts_with(PREFIX))
+                && own(dir)
+        })
+        .filter_map(|dir| {
+            let record: Record = serde_json::from_slice(&fs::read(dir.join(RECORD)).ok()?).ok()?;
+            (!record.owner.alive()).then_some(Remains { dir, record })
+        })
+        .collect();
+    found.sort_by(|a, b| a.dir.cmp(&b.dir));
+    found
+}
+
+/// overlayfs does not stack on overlayfs, and some kernels have none.
+fn snapshotter(dir: &Path) -> &'static str {
+    const OVERLAYFS: i64 = 0x794c_7630;
+    let stacked = rustix::fs::statfs(dir).is_ok_and(|s| s.f_type == OVERLAYFS);
+    let known = || {
+        fs::read_to_string("/proc/filesystems")
+            .is_ok_and(|f| f.lines().any(|l| l.ends_with("\toverlay")))
+    };
+    let load = || {
+        Command::new("modprobe")
+            .arg("overlay")
+            .output()
+            .is_ok_and(|o| o.status.success())
+    };
+    if !stacked && (known() || load()) {
+        "overlayfs"
+    } else {
+        "native"
+    }
+}
+
+/// Takes a stage down, in the order in which nothing can come back: who starts things, then what runs, then what it ran on.
+fn wipe(dir: &Path, record: &Record) -> Result<()> {
+    let mut steps: Vec<Result<()>> = Vec::new();
+    let sockets = shim_sockets(dir);
+    let sandboxes = sandboxes(dir);
+    for (program, grace) in [
+        (Program::Kubelet, 0),
+        (Program::Registry, 0),
+        (Program::Containerd, 5),
+    ] {
+        if !end(dir, program, Duration::from_secs(grace)) {
+            steps.push(Err(anyhow!("{program:?} does not end")));
+        }
+    }
+    // Containers, while their shims are still there to reap them; then the cgroups, for which no process may be left.
+    for pid in cgroup::processes(&record.cgroup) {
+        crate::processes::kill(pid, rustix::process::Signal::KILL);
+    }
+    if !end(dir, Program::Shim, Duration::ZERO) {
+        steps.push(Err(anyhow!("a shim does not end")));
+    }
+    steps.push(cgroup::remove(&record.cgroup));
+    steps.push(mounts::detach(dir));
+    steps.push(network::remove_bridge(&record.bridge));
+    steps.push(iptables::remove(
+        &record.network,
+        record.no_host_port_chains,
+    ));
+    for socket in sockets {
+        let _ = fs::remove_file(socket);
+    }
+    remove_cached_results(record, &sandboxes);
+    remove_log_links(dir);
+    let mut folders = record.missing_folders.clone();
+    folders.sort_by_key(|f| std::cmp::Reverse(f.components().count()));
+    for folder in folders {
+        // Only when empty: somebody else may have begun to use it.
+        let _ = fs::remove_dir(folder);
+    }
+    network::restore_forwarding(&record.forwarding);
+    let left: Vec<String> = steps
+        .into_iter()
+        .filter_map(|s| s.err().map(|e| format!("{e:#}")))
+        .collect();
+    if !left.is_empty() {
+        bail!(left.join("; "));
+    }
+    // The record goes with the directory, last of all: until here another try is possible.
+    mounts::remove_tree(dir)
+}
+
+/// The sockets of the shims lie in `/run/containerd/s`; each bundle says which is its own (`address` in 1.x, `bootstrap.json` in 2.x).
+fn shim_sockets(dir: &Path) -> Vec<PathBuf> {
+    let tasks = dir.join("state/io.containerd.runtime.v2.task");
+    let list = |d: &Path| {
+        fs::read_dir(d)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.path())
+            .collect::<Vec<_>>()
+    };
+    let bundles = list(&tasks)
+        .into_iter()
+        .flat_map(|namespace| list(&namespace));
+    let files = bundles.flat_map(|b| [b.join("address"), b.join("bootstrap.json")]);
+    files
+        .filter_map(|f| {
+            let text = fs::read_to_string(f).ok()?;
+            let path = &text[text.find("/run/containerd/s/")?..];
+            let end = path
+                .find(|c: char| !c.is_ascii_alphanumeric() && c != '/')
+                .unwrap_or(path.len());
+            Some(PathBuf::from(&path[..end]))
+        })
+        .collect()
+}
+
+/// The ids of the sandboxes that containerd knows.
+fn sandboxes(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir.join("containerd/io.containerd.grpc.v1.cri/sandboxes"))
+        .into_iter()
+        .flatten();
+    entries
+        .flatten()
+        .filter_map(|e| e.file_name().into_string().ok())
+        .collect()
+}
+
+/// CNI keeps each network's last result for a sandbox, in a place that cannot be configured.
+fn remove_cached_results(record: &Record, sandboxes: &[String]) {
+    for entry in fs::read_dir("/var/lib/cni/results")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        let loopback = name
+            .strip_prefix("cni-loopback-")
+            .and_then(|n| n.strip_suffix("-lo"));
+        if name.starts_with(&format!("{}-", record.network))
+            || loopback.is_some_and(|id| sandboxes.iter().any(|s| s == id))
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A kubelet links each container's log from `/var/log/containers`.
+fn remove_log_links(dir: &Path) {
+    for entry in fs::read_dir("/var/log/containers")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(dir)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
