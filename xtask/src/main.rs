@@ -1,1 +1,146 @@
-fn main() {}
+//! The project's own commands: `cargo xtask demo`, `test`, `ci`, `tidy`, `bench`, `containerd`.
+
+mod bench;
+mod checks;
+mod demo;
+mod libtest;
+mod setup;
+mod shell;
+mod test;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use clap::{Parser, Subcommand};
+use rig::Stage;
+use shell::{Interrupted, Shell};
+
+/// Commands of this repository.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run one pod on this machine with a private containerd and no control plane, and show how it comes up
+    Demo {
+        /// End by itself once the pod has run; the exit code says whether it did
+        #[arg(long)]
+        once: bool,
+    },
+    /// Run formatting, lints, unit, property, wire-fake and end-to-end tests
+    Test(test::Options),
+    /// The same as CI runs it: no colour, no prompt
+    Ci(test::Options),
+    /// Remove what earlier runs left behind, and check the repository's own rules
+    Tidy,
+    /// Measure rubelet, and beside it the Go kubelet when it is built (lab/build-reference kubelet)
+    Bench {
+        /// One short round instead of three full ones
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Start a private containerd with the test images and keep it until Ctrl-C
+    Containerd {
+        /// 2: the reference build (lab/build-reference containerd); 1: the system's package
+        #[arg(default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+        which: u8,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = Shell::new().and_then(|shell| match arguments.command {
+        Task::Demo { once } => demo::run(&shell, once),
+        Task::Test(options) => test::run(&shell, &options, false),
+        Task::Ci(options) => test::run(&shell, &options, true),
+        Task::Tidy => tidy(&shell),
+        Task::Bench { quick } => bench::run(&shell, quick),
+        Task::Containerd { which } => containerd(&shell, which),
+    });
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) if e.is::<Interrupted>() => {
+            eprintln!("interrupted; what was started is removed again");
+            ExitCode::from(130)
+        }
+        Err(e) => {
+            eprintln!("cargo xtask: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."))
+}
+
+/// Removes what killed runs left; true when nothing of theirs is there any more.
+fn remove_remains() -> bool {
+    let mut clean = true;
+    for remains in rig::remains() {
+        let dir = remains.dir.display();
+        match remains.wipe() {
+            Ok(()) => println!(
+                "removed what an earlier {} left: {dir}",
+                remains.record.kind
+            ),
+            Err(e) => {
+                clean = false;
+                eprintln!(
+                    "an earlier {} left {dir}, and it cannot be removed: {e:#}",
+                    remains.record.kind
+                );
+            }
+        }
+    }
+    clean
+}
+
+fn tidy(shell: &Shell) -> Result<bool> {
+    let root_user = rustix::process::geteuid().is_root();
+    if !root_user && !rig::remains().is_empty() {
+        eprintln!(
+            "earlier runs left something in /var/tmp: run `cargo xtask tidy` as root to remove it"
+        );
+    }
+    let clean = !root_user || remove_remains();
+    Ok(checks::run(shell)? && clean)
+}
+
+fn containerd(shell: &Shell, which: u8) -> Result<bool> {
+    setup::prepare(shell)?;
+    let runtime = if which == 2 {
+        setup::reference(shell)?
+    } else {
+        setup::system()?
+    };
+    let mut stage = Stage::create("containerd")?;
+    stage.start_containerd(&runtime, &setup::images(shell)?, true)?;
+    println!(
+        "containerd {} at {}",
+        runtime.version,
+        stage.socket().display()
+    );
+    println!(
+        "end-to-end tests on it: RUBELET_E2E_CONTAINERD_SOCK={} cargo test -p e2e -- --include-ignored --test-threads=1",
+        stage.socket().display()
+    );
+    println!("Ctrl-C ends it and removes what ran in it.");
+    while !shell.stopped() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage
+        .close()
+        .map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"))?;
+    Ok(true)
+}

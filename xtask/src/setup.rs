@@ -1,0 +1,141 @@
+//! What the demo and the tests need on the machine, installed or built when it is missing.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rig::containerd::{Containerd, cni_plugins};
+use rig::find_program;
+
+use crate::shell::Shell;
+
+/// Programs and the Debian packages that have them.
+const NEEDED: [(&str, &str); 7] = [
+    ("containerd", "containerd"),
+    ("ctr", "containerd"),
+    ("runc", "runc"),
+    ("ip", "iproute2"),
+    ("iptables-save", "iptables"),
+    ("gcc", "gcc libc6-dev"),
+    ("python3", "python3"),
+];
+
+/// The packages that are missing.
+pub(crate) fn missing() -> Vec<&'static str> {
+    let mut packages: Vec<&str> = NEEDED
+        .iter()
+        .filter(|(program, _)| find_program(program).is_none())
+        .map(|(_, package)| *package)
+        .collect();
+    if cni_plugins().is_err() {
+        packages.push("containernetworking-plugins");
+    }
+    packages.dedup();
+    packages
+}
+
+/// Installs what is missing.
+///
+/// # Errors
+/// Says what is missing when this is not root or there is no apt-get.
+pub(crate) fn prepare(shell: &Shell) -> Result<()> {
+    let missing = missing();
+    if !rustix::process::geteuid().is_root() {
+        let also = if missing.is_empty() {
+            String::new()
+        } else {
+            format!(" (and needs: {})", missing.join(" "))
+        };
+        bail!(
+            "needs root, for containers, cgroups and a network bridge{also}: run it as root or with sudo"
+        );
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if find_program("apt-get").is_none() {
+        bail!(
+            "missing: {}; there is no apt-get here, so install them with this system's package manager",
+            missing.join(" ")
+        );
+    }
+    println!("  installing {}", missing.join(" "));
+    shell.need(
+        "apt packages",
+        &mut Command::new(crate::root().join("lab/setup")),
+        Duration::from_secs(900),
+    )
+}
+
+/// The images of the demo and the tests, made on the spot when they are not there.
+pub(crate) fn images(shell: &Shell) -> Result<Vec<PathBuf>> {
+    let small = rig::lab().join("images/small");
+    let all = ["pause", "nonroot", "busybox"].map(|n| small.join(format!("{n}.tar")));
+    if !all.iter().all(|f| f.is_file()) {
+        shell.need(
+            "making images",
+            &mut Command::new(crate::root().join("lab/make-images")),
+            Duration::from_secs(600),
+        )?;
+    }
+    Ok(all.to_vec())
+}
+
+/// The containerd 2 that is built from its Go modules; building it takes a few minutes once.
+///
+/// # Errors
+/// Without Go, or when the build fails.
+pub(crate) fn reference(shell: &Shell) -> Result<Containerd> {
+    if let Some(found) = Containerd::reference() {
+        return Ok(found);
+    }
+    if find_program("go").is_none() {
+        bail!("containerd 2 is not built, and there is no Go here to build it from its modules");
+    }
+    let mut command = Command::new(crate::root().join("lab/build-reference"));
+    shell.need(
+        "building containerd 2",
+        command.arg("containerd"),
+        Duration::from_secs(1800),
+    )?;
+    Containerd::reference()
+        .context("lab/build-reference ended well, but its containerd does not run")
+}
+
+/// The system's containerd.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn system() -> Result<Containerd> {
+    Containerd::system().context("no containerd in PATH: install the package containerd")
+}
+
+/// Builds rubelet and gives the path of the binary.
+///
+/// # Errors
+/// With the compiler's last words.
+pub(crate) fn rubelet(shell: &Shell, release: bool) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--package", "rubelet"]);
+    if release {
+        command.arg("--release");
+    }
+    shell.need("building rubelet", &mut command, Duration::from_secs(3600))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| crate::root().join("target"), PathBuf::from);
+    let file = target
+        .join(if release { "release" } else { "debug" })
+        .join("rubelet");
+    if !file.is_file() {
+        bail!("cargo built rubelet, but not at {}", file.display());
+    }
+    Ok(file)
+}
+
+/// cargo, in the repository's root.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(crate::root());
+    command
+}

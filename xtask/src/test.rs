@@ -1,0 +1,295 @@
+//! `cargo xtask test`: every check, one after the other, with a table of what ran at the end.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use rig::Stage;
+use rig::containerd::Containerd;
+
+use crate::libtest::{self, Counts};
+use crate::setup::{self, cargo};
+use crate::shell::{Interrupted, Shell};
+
+/// What to run.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Build nothing that takes minutes, and run the end-to-end tests on one containerd only
+    #[arg(long)]
+    quick: bool,
+    /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e
+    #[arg(long, num_args = 1.., value_name = "NAME")]
+    only: Vec<String>,
+    /// Only the tests whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+}
+
+const STEPS: [&str; 6] = ["rules", "fmt", "clippy", "unit", "e2e-2", "e2e-1"];
+
+/// How a step ended.
+enum Outcome {
+    /// Every test in it passed, or it has none and all is well.
+    Passed(Counts),
+    /// Why, and what its tests said.
+    Failed(String, Counts),
+    /// Why it did not run.
+    Skipped(String),
+}
+
+struct Row {
+    name: String,
+    took: Duration,
+    outcome: Outcome,
+}
+
+/// Runs the steps; true when nothing failed.
+///
+/// # Errors
+/// When a step is named that is not there; a failed step is not an error, it is in the table.
+pub(crate) fn run(shell: &Shell, options: &Options, ci: bool) -> Result<bool> {
+    if let Some(unknown) = options
+        .only
+        .iter()
+        .find(|o| !STEPS.iter().any(|s| s.starts_with(o.as_str())))
+    {
+        return Err(anyhow!("no step {unknown}; the steps: {}", STEPS.join(" ")));
+    }
+    let root_user = rustix::process::geteuid().is_root();
+    if root_user {
+        crate::remove_remains();
+    }
+    let mut rows: Vec<Row> = Vec::new();
+    for step in STEPS {
+        if !options.only.is_empty() && !options.only.iter().any(|o| step.starts_with(o.as_str())) {
+            continue;
+        }
+        let second = step == "e2e-1"
+            && rows
+                .iter()
+                .any(|r| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_)));
+        if options.quick && second {
+            continue;
+        }
+        println!("{step}");
+        let start = Instant::now();
+        let mut name = step.to_owned();
+        let result = match step {
+            "rules" => crate::checks::run(shell).map(|fine| verdict(fine, "see above")),
+            "fmt" => simple(shell, step, cargo().args(["fmt", "--all", "--check"])),
+            "clippy" => {
+                let arguments = [
+                    "clippy",
+                    "--workspace",
+                    "--all-targets",
+                    "--",
+                    "-D",
+                    "warnings",
+                ];
+                simple(shell, step, coloured(&mut cargo(), ci).args(arguments))
+            }
+            "unit" => {
+                let arguments = [
+                    "test",
+                    "--workspace",
+                    "--exclude",
+                    "e2e",
+                    "--exclude",
+                    "rig",
+                    "--no-fail-fast",
+                ];
+                let mut command = cargo();
+                coloured(&mut command, ci)
+                    .args(arguments)
+                    .arg("--")
+                    .args(&options.filter);
+                tests(shell, step, &mut command, Duration::from_secs(2400))
+            }
+            _ => end_to_end(shell, options, step == "e2e-2", &mut name),
+        };
+        let outcome = match result {
+            Ok(outcome) => outcome,
+            Err(e) if e.is::<Interrupted>() => return Err(e),
+            Err(e) => Outcome::Failed(format!("{e:#}"), Counts::default()),
+        };
+        let took = start.elapsed();
+        match &outcome {
+            Outcome::Passed(_) => println!("  passed, {:.0} s", took.as_secs_f64()),
+            Outcome::Failed(why, _) => println!("  FAILED: {why}"),
+            Outcome::Skipped(why) => println!("  skipped: {why}"),
+        }
+        rows.push(Row {
+            name,
+            took,
+            outcome,
+        });
+    }
+    Ok(table(&rows))
+}
+
+fn verdict(fine: bool, why: &str) -> Outcome {
+    if fine {
+        Outcome::Passed(Counts::default())
+    } else {
+        Outcome::Failed(why.to_owned(), Counts::default())
+    }
+}
+
+fn coloured(command: &mut Command, ci: bool) -> &mut Command {
+    if ci {
+        command
+            .env("CARGO_TERM_COLOR", "never")
+            .env("NO_COLOR", "1")
+    } else {
+        command
+    }
+}
+
+fn simple(shell: &Shell, name: &str, command: &mut Command) -> Result<Outcome> {
+    let status = shell.run(name, command, Duration::from_secs(1800))?;
+    let log = shell.log(name);
+    Ok(verdict(
+        status.success(),
+        &format!(
+            "{status}; the end of {}:\n{}",
+            log.display(),
+            rig::tail(&log, 40)
+        ),
+    ))
+}
+
+fn tests(shell: &Shell, name: &str, command: &mut Command, limit: Duration) -> Result<Outcome> {
+    let ended = shell.run(name, command, limit);
+    let log = shell.log(name);
+    let text = std::fs::read(&log)
+        .map(|b| String::from_utf8_lossy(&b).into_owned())
+        .unwrap_or_default();
+    let report = libtest::read(&text);
+    for skip in &report.skips {
+        println!("  skipped: {skip}");
+    }
+    let why = match ended {
+        Ok(status) if status.success() && report.counts.failed == 0 => {
+            return Ok(Outcome::Passed(report.counts));
+        }
+        Ok(status) => status.to_string(),
+        Err(e) if e.is::<Interrupted>() => return Err(e),
+        Err(e) => format!("{e:#}"),
+    };
+    let named = match report.failures.as_slice() {
+        [] => format!("the end of {}:\n{}", log.display(), rig::tail(&log, 40)),
+        names => format!("{}; all of it: {}", names.join(", "), log.display()),
+    };
+    Ok(Outcome::Failed(format!("{why}; {named}"), report.counts))
+}
+
+/// The tests on a real containerd; a stage for all of them, taken down afterwards also when they fail.
+fn end_to_end(
+    shell: &Shell,
+    options: &Options,
+    newest: bool,
+    name: &mut String,
+) -> Result<Outcome> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Outcome::Skipped(
+            "needs root, for containers, cgroups and a network bridge".into(),
+        ));
+    }
+    setup::prepare(shell)?;
+    let found = match (newest, options.quick) {
+        (true, true) => Containerd::reference()
+            .ok_or_else(|| anyhow!("containerd 2 is not built (lab/build-reference containerd)")),
+        (true, false) => setup::reference(shell),
+        (false, _) => setup::system(),
+    };
+    let runtime = match found {
+        Ok(runtime) => runtime,
+        Err(e) if e.is::<Interrupted>() => return Err(e),
+        Err(e) => return Ok(Outcome::Skipped(format!("{e:#}"))),
+    };
+    *name = format!("e2e on containerd {}", runtime.version);
+    let rubelet = setup::rubelet(shell, false)?;
+    let images = setup::images(shell)?;
+    let mut stage = Stage::create("e2e")?;
+    stage.start_containerd(&runtime, &images, true)?;
+    let mut command = cargo();
+    command
+        .args([
+            "test",
+            "--package",
+            "e2e",
+            "--package",
+            "rig",
+            "--no-fail-fast",
+            "--",
+        ])
+        // One at a time: every kubelet takes all pods of its runtime for its own.
+        .args(["--include-ignored", "--test-threads=1", "--nocapture"])
+        .args(&options.filter)
+        .env("RUBELET_E2E_CONTAINERD_SOCK", stage.socket())
+        .env("RUBELET_E2E_CONTAINERD_VERSION", &runtime.version)
+        .env("RUBELET_BIN", rubelet)
+        .env("CARGO_TERM_COLOR", "never");
+    let outcome = tests(shell, name, &mut command, Duration::from_secs(2400));
+    let closed = stage.close();
+    match (outcome?, closed) {
+        (outcome, Ok(())) => Ok(outcome),
+        (Outcome::Failed(why, counts), Err(e)) => Ok(Outcome::Failed(
+            format!("{why}; and not clean: {e:#}"),
+            counts,
+        )),
+        (Outcome::Passed(counts), Err(e)) => {
+            Ok(Outcome::Failed(format!("not clean: {e:#}"), counts))
+        }
+        (skipped @ Outcome::Skipped(_), Err(_)) => Ok(skipped),
+    }
+}
+
+/// Prints what ran, how long, and how it ended; the last line is the sum. True when nothing failed.
+fn table(rows: &[Row]) -> bool {
+    println!("\n{:<28} {:>8}  {:<8} tests", "step", "time", "result");
+    let mut sum = Counts::default();
+    let mut fine = true;
+    for row in rows {
+        let (result, tests) = match &row.outcome {
+            Outcome::Passed(counts) => {
+                sum += *counts;
+                (
+                    "passed",
+                    if *counts == Counts::default() {
+                        String::new()
+                    } else {
+                        counts.to_string()
+                    },
+                )
+            }
+            Outcome::Failed(why, counts) => {
+                fine = false;
+                sum += *counts;
+                // A step that failed without a failed test (it did not build, say) is one failure.
+                sum.failed += usize::from(counts.failed == 0);
+                let first = why.lines().next().unwrap_or_default();
+                (
+                    "FAILED",
+                    if *counts == Counts::default() {
+                        first.to_owned()
+                    } else {
+                        counts.to_string()
+                    },
+                )
+            }
+            Outcome::Skipped(why) => {
+                sum.skipped += 1;
+                ("skipped", why.clone())
+            }
+        };
+        println!(
+            "{:<28} {:>6.1} s  {result:<8} {tests}",
+            row.name,
+            row.took.as_secs_f64()
+        );
+    }
+    println!("{sum}");
+    fine
+}
