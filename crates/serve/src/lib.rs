@@ -1,1 +1,51 @@
-//! serve
+//! The HTTP endpoints: what others may ask a running rubelet, and the client side that the command line uses.
+//!
+//! ```text
+//!   NodeView ──▶ routes ──▶ Server ──bind──▶ Bound ──run──▶ Draining ──drain──▶ done
+//! ```
+//!
+//! Each endpoint is made by its own step, so that a port in use is known before anything starts:
+//! [`Server::healthz`], [`Server::read_only`] or [`Server::local`] builds it, [`Server::bind_tcp`] or [`Server::bind_unix`]
+//! opens the socket, [`Bound::run`] answers until the token is cancelled, [`Draining::drain`] lets running requests end until a
+//! deadline.
+//!
+//! What is served comes from one value, [`NodeView`]; nothing here holds state of the node. Every server is bounded: in
+//! connections, in the size of a request's head, in the time a client may take to send it or to take the answer. Request bodies
+//! are never read.
+
+pub mod client;
+mod health;
+mod healthz;
+mod local;
+mod read_only;
+mod reply;
+mod server;
+mod stall;
+
+use model::report::{NodeReport, PodReport};
+
+pub use health::{Checks, Health};
+pub use local::{API_VERSION, socket_path};
+pub use server::{BindError, Bound, Draining, Limits, Server};
+
+/// Everything the endpoints show. All methods answer from memory and must not wait: a hung runtime must not hang `/pods`. They
+/// are called on threads where short locks and copying are fine.
+pub trait NodeView: Send + Sync {
+    /// The pods this node is to run, static and API ones, with their newest status: the list of `/pods`.
+    fn pods(&self) -> Vec<model::api::Pod>;
+
+    /// One report for each pod that a worker holds, in a stable order.
+    fn pod_reports(&self) -> Vec<PodReport>;
+
+    /// The node as a whole.
+    fn node_report(&self) -> NodeReport;
+
+    /// The health check `syncloop`.
+    ///
+    /// # Errors
+    /// Why the loop counts as stuck. Go's words: `sync Loop took longer than expected`.
+    fn sync_loop_healthy(&self) -> Result<(), String>;
+
+    /// The configuration in force, as `/configz` shows it.
+    fn configz(&self) -> serde_json::Value;
+}

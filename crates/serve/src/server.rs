@@ -1,0 +1,456 @@
+//! Build, bind, run, drain: one HTTP/1.1 server over TCP or a unix socket, bounded on every side.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use telemetry::LogLimiter;
+use telemetry::metrics::{HttpRequest, Metrics};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::NodeView;
+use crate::health::{Checks, Health};
+use crate::healthz::Healthz;
+use crate::local::Local;
+use crate::read_only::ReadOnly;
+use crate::reply::{Answer, Reply, error};
+use crate::stall::StallGuard;
+
+/// Answers requests of one server.
+pub(crate) trait Handler: Send + Sync {
+    /// Must not wait.
+    fn handle(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Answer;
+
+    /// Counts a request until the returned value is dropped.
+    fn observe(&self, _method: &Method, _uri: &Uri) -> Option<HttpRequest> {
+        None
+    }
+}
+
+/// What a server grants its clients.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once; more wait in the kernel's queue.
+    pub connections: usize,
+    /// Large answers (`/pods`, `/metrics`, the local API) held at once; more wait for at most `answer_wait`, then get 503.
+    pub large_answers: usize,
+    /// See `large_answers`.
+    pub answer_wait: Duration,
+    /// For the head of a request, from the connection's opening or the answer before; also ends idle connections.
+    pub head: Duration,
+    /// Without a byte taken by the client while an answer is written.
+    pub stall: Duration,
+    /// Bytes of a request's head.
+    pub head_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            large_answers: 16,
+            answer_wait: Duration::from_secs(10),
+            head: Duration::from_secs(30),
+            stall: Duration::from_secs(10),
+            head_bytes: 64 * 1024,
+        }
+    }
+}
+
+/// Why a server could not listen, with what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("listening on {address} for the {server}: {advice}")]
+pub struct BindError {
+    /// Address and port, or the socket's path.
+    pub address: String,
+    /// Which server.
+    pub server: &'static str,
+    /// What to do.
+    pub advice: String,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A server that is built but holds no socket yet.
+pub struct Server {
+    name: &'static str,
+    /// The settings that move it, for advice.
+    settings: &'static str,
+    handler: Arc<dyn Handler>,
+    limits: Limits,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("name", &self.name)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// `/healthz` for `healthzBindAddress` and `healthzPort`. [`Checks::Ping`] is what the Go kubelet runs there.
+    pub fn healthz(health: Health, checks: Checks) -> Self {
+        Self {
+            name: "healthz server",
+            settings: "healthzBindAddress and healthzPort",
+            handler: Arc::new(Healthz { health, checks }),
+            limits: Limits::default(),
+        }
+    }
+
+    /// `/pods`, `/metrics`, `/healthz` for `address` and `readOnlyPort`.
+    pub fn read_only(view: Arc<dyn NodeView>, metrics: Arc<Metrics>, health: Health) -> Self {
+        Self {
+            name: "read-only server",
+            settings: "address and readOnlyPort",
+            handler: Arc::new(ReadOnly {
+                view,
+                metrics,
+                health,
+            }),
+            limits: Limits::default(),
+        }
+    }
+
+    /// The JSON API of the command line, for [`socket_path`](crate::socket_path).
+    pub fn local(view: Arc<dyn NodeView>) -> Self {
+        Self {
+            name: "local socket",
+            settings: "--root-dir",
+            handler: Arc::new(Local { view }),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Other limits.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Opens a TCP port; port 0 takes any free one.
+    ///
+    /// # Errors
+    /// The port is taken, the address is not this host's, or it is not allowed.
+    pub async fn bind_tcp(self, address: SocketAddr) -> Result<Bound, BindError> {
+        match TcpListener::bind(address).await {
+            Ok(listener) => Ok(Bound {
+                listener: Listener::Tcp(listener),
+                server: self,
+            }),
+            Err(source) => {
+                let settings = self.settings;
+                let port = address.port();
+                let advice = match source.kind() {
+                    io::ErrorKind::AddrInUse => format!(
+                        "port {port} is taken, perhaps by another kubelet: stop what holds it \
+                         (ss -ltnp 'sport = :{port}' names it) or change {settings}"
+                    ),
+                    io::ErrorKind::AddrNotAvailable => {
+                        format!(
+                            "no interface of this host has the address {}: change {settings}",
+                            address.ip()
+                        )
+                    }
+                    io::ErrorKind::PermissionDenied => format!("run as root or change {settings}"),
+                    _ => format!("check {settings}"),
+                };
+                Err(self.failed(address.to_string(), advice, source))
+            }
+        }
+    }
+
+    /// Opens a unix socket of mode 0600 in a directory made with mode 0700. A socket that nobody listens on any more is
+    /// replaced. It is removed when the server stops.
+    ///
+    /// # Errors
+    /// Another process listens there, something else than a socket is in its place, or the directory cannot be made.
+    pub async fn bind_unix(self, path: &Path) -> Result<Bound, BindError> {
+        match listen_unix(path).await {
+            Ok((listener, file)) => Ok(Bound {
+                listener: Listener::Unix {
+                    listener,
+                    _file: file,
+                },
+                server: self,
+            }),
+            Err((advice, source)) => Err(self.failed(path.display().to_string(), advice, source)),
+        }
+    }
+
+    fn failed(&self, address: String, advice: String, source: io::Error) -> BindError {
+        BindError {
+            address,
+            server: self.name,
+            advice,
+            source,
+        }
+    }
+}
+
+/// The socket's file; removed with the server, unless another has taken its place.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+async fn listen_unix(path: &Path) -> Result<(UnixListener, SocketFile), (String, io::Error)> {
+    let check = |source| ("check --root-dir and its file system".to_owned(), source);
+    if let Some(directory) = path.parent() {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(check)?;
+        std::fs::set_permissions(directory, PermissionsExt::from_mode(0o700)).map_err(check)?;
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err((
+                "it is no socket: remove it".to_owned(),
+                io::ErrorKind::AlreadyExists.into(),
+            ));
+        }
+        // Only a socket nobody listens on is stale; taking a live one would leave its owner unreachable.
+        Ok(_) => match tokio::net::UnixStream::connect(path).await {
+            Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(check)?;
+            }
+            _ => {
+                let advice = "another rubelet runs with this --root-dir: stop it first".to_owned();
+                return Err((advice, io::ErrorKind::AddrInUse.into()));
+            }
+        },
+        Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => return Err(check(source)),
+    }
+    let listener = UnixListener::bind(path).map_err(|source| match source.kind() {
+        io::ErrorKind::InvalidInput => (
+            "a socket's path may have 107 bytes: choose a shorter --root-dir".to_owned(),
+            source,
+        ),
+        _ => check(source),
+    })?;
+    // Until here the directory's mode keeps others out.
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(check)?;
+    let inode = std::fs::symlink_metadata(path).map_err(check)?.ino();
+    Ok((
+        listener,
+        SocketFile {
+            path: path.to_owned(),
+            inode,
+        },
+    ))
+}
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix {
+        listener: UnixListener,
+        _file: SocketFile,
+    },
+}
+
+/// A server with its socket open; clients may already connect but wait until it runs.
+#[derive(Debug)]
+pub struct Bound {
+    listener: Listener,
+    server: Server,
+}
+
+impl Bound {
+    /// The address in use, as when port 0 was asked for; `None` for a unix socket.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match &self.listener {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix { .. } => None,
+        }
+    }
+
+    /// Answers until `stop` is cancelled, then closes the socket and tells every connection to end after its running request.
+    /// Dropping the future cuts all connections off.
+    pub async fn run(self, stop: CancellationToken) -> Draining {
+        let Self {
+            listener,
+            server:
+                Server {
+                    name,
+                    handler,
+                    limits,
+                    ..
+                },
+        } = self;
+        let service = Arc::new(Service {
+            handler,
+            limits,
+            large_answers: Arc::new(Semaphore::new(limits.large_answers)),
+            stop: stop.clone(),
+        });
+        let slots = Arc::new(Semaphore::new(limits.connections));
+        let limiter = LogLimiter::new(Duration::from_secs(60));
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                accepted = async {
+                    // The semaphore is never closed, so this waits for a free slot and nothing else.
+                    let slot = slots.clone().acquire_owned().await;
+                    match &listener {
+                        Listener::Tcp(tcp) => tcp.accept().await.map(|(stream, _)| (slot, Stream::Tcp(stream))),
+                        Listener::Unix { listener, .. } => {
+                            listener.accept().await.map(|(stream, _)| (slot, Stream::Unix(stream)))
+                        }
+                    }
+                } => accepted,
+            };
+            while connections.try_join_next().is_some() {}
+            match accepted {
+                Ok((slot, stream)) => {
+                    let service = service.clone();
+                    connections.spawn(async move {
+                        match stream {
+                            Stream::Tcp(stream) => service.connection(stream).await,
+                            Stream::Unix(stream) => service.connection(stream).await,
+                        }
+                        drop(slot);
+                    });
+                }
+                Err(cause) => {
+                    if let Some(suppressed) = limiter.allow(name, Instant::now()) {
+                        tracing::warn!(server = name, err = %cause, suppressed, "Failed to accept a connection");
+                    }
+                    // Out of descriptors or memory: the next attempt would fail at once as well.
+                    tokio::select! {
+                        () = stop.cancelled() => break,
+                        () = tokio::time::sleep(Duration::from_millis(100)) => {}
+                    }
+                }
+            }
+        }
+        Draining { name, connections }
+    }
+}
+
+enum Stream {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+/// A server that accepts no more and has requests still running.
+#[derive(Debug)]
+pub struct Draining {
+    name: &'static str,
+    connections: JoinSet<()>,
+}
+
+impl Draining {
+    /// Waits for the running requests, at most for `deadline`, then cuts the rest off; their number is returned.
+    pub async fn drain(mut self, deadline: Duration) -> usize {
+        let all = async { while self.connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(deadline, all).await.is_ok() {
+            return 0;
+        }
+        let left = self.connections.len();
+        tracing::info!(
+            v = 2,
+            server = self.name,
+            connections = left,
+            "Cut off connections at the end of the drain"
+        );
+        self.connections.shutdown().await;
+        left
+    }
+}
+
+/// One server's rules for each of its connections.
+struct Service {
+    handler: Arc<dyn Handler>,
+    limits: Limits,
+    large_answers: Arc<Semaphore>,
+    stop: CancellationToken,
+}
+
+impl Service {
+    async fn connection(self: Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        let stop = self.stop.clone();
+        let limits = self.limits;
+        let service = service_fn(move |request| {
+            let this = self.clone();
+            async move { Ok::<_, std::convert::Infallible>(this.answer(request).await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head)
+            .max_buf_size(limits.head_bytes)
+            .serve_connection(TokioIo::new(StallGuard::new(stream, limits.stall)), service);
+        tokio::pin!(connection);
+        // What goes wrong on a connection is its client's doing (gone, slow, not HTTP), and has been answered if it can be.
+        tokio::select! {
+            _ = connection.as_mut() => {}
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+            }
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Reply {
+        let (method, uri) = (request.method(), request.uri());
+        let _counted = self.handler.observe(method, uri);
+        let work = match self.handler.handle(method, uri, request.headers()) {
+            Answer::Now(reply) => return reply,
+            Answer::Later(work) => work,
+        };
+        let wait = tokio::time::timeout(
+            self.limits.answer_wait,
+            self.large_answers.clone().acquire_owned(),
+        );
+        let Ok(Ok(permit)) = wait.await else {
+            return error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many answers are being taken at once; try again",
+            );
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(mut reply) => {
+                reply.body_mut().hold(permit);
+                reply
+            }
+            Err(cause) => {
+                tracing::error!(path = request.uri().path(), err = %cause, "Failed to answer a request");
+                error(StatusCode::INTERNAL_SERVER_ERROR, "internal server error")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
