@@ -1,1 +1,61 @@
-//! e2e
+//! Black-box tests of the rubelet program on a real containerd: a [`Node`] to run it on, and what a test asks of it.
+//!
+//! `cargo xtask test --only e2e` starts the containerds and runs every test on each; `--filter NAME` picks tests. While writing one,
+//! keep a containerd with `cargo xtask containerd` and use the command line that it prints.
+//!
+//! ```no_run
+//! use e2e::{Node, container, pod};
+//!
+//! let node = Node::start();
+//! node.write("web.yaml", &pod("web", [container("c", "exec sleep 1000")]));
+//! let web = node.wait_running("web");
+//! assert_eq!(node.exec("web", "c", &["hostname"]).stdout, b"web-e2e\n");
+//! # drop(web);
+//! ```
+//!
+//! Every test is `#[ignore = "…"]`, so that a plain `cargo test` says what it did not run. A test that finds out that this machine
+//! cannot run it says so with [`skip!`]. `RUBELET_BIN` names another program under test, as the Go kubelet. The logs of a failed test's node are kept in `target/e2e`.
+
+mod node;
+mod pods;
+mod registry;
+
+pub use node::{NODE, Node, Options};
+pub use pods::{container, lines, pod, sidecar, with};
+pub use registry::Registry;
+
+use std::time::{Duration, Instant};
+
+/// Leaves the test, which then counts as skipped, not as passed.
+#[macro_export]
+macro_rules! skip {
+    ($($why:tt)+) => {{
+        println!("skipped: {}", format!($($why)+));
+        return;
+    }};
+}
+
+/// Polls until `look` gives something.
+///
+/// # Panics
+/// When `limit` passes first, with `what` as the message.
+#[track_caller]
+pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(
+            start.elapsed() < limit,
+            "{what}: not within {} s",
+            limit.as_secs_f64()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `n` seconds.
+pub const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
