@@ -100,7 +100,8 @@ fn measure(
     arguments: &[&str],
 ) -> Result<Value> {
     let work: PathBuf = stage.dir().join("bench");
-    let config = json!({"cgroupRoot": stage.cgroup()});
+    // What the Go kubelet would write to fixed places of the host: its chains, its serving certificate.
+    let config = json!({"cgroupRoot": stage.cgroup(), "makeIPTablesUtilChains": false});
     let mut command = Command::new("python3");
     command
         .arg(crate::root().join("lab/nodebench.py"))
@@ -116,6 +117,7 @@ fn measure(
         .arg(&work)
         .arg("--config")
         .arg(config.to_string())
+        .arg(format!("--arg=--cert-dir={}", work.join("pki").display()))
         .args(arguments);
     let result = shell.need(what, &mut command, Duration::from_secs(1800));
     if let Err(e) = result {
