@@ -1,0 +1,453 @@
+//! The one set of pods that should run, and who looks after each.
+//!
+//! ```text
+//!   sources ──sets──▶ ┌────────────┐ ──intent──▶ worker of pod A
+//!   runtime pods ───▶ │ dispatcher │ ──intent──▶ worker of pod B
+//!   workers ──done──▶ └────────────┘ ──batch───▶ admission
+//! ```
+//!
+//! The dispatcher merges the sources' sets, starts one worker per UID, and tells it the newest intent. It never touches the runtime.
+//! - A pod that left its source is ended. The same UID that comes back meanwhile starts again when the old worker is done, in its newest form.
+//! - A static pod waits while another UID of its full name still runs, in a worker or only in the runtime.
+//! - Runtime pods that no source wants are ended once every source has spoken and the runtime was listed.
+//!
+//! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16) and finished workers (256), both drained here without waiting for a
+//! worker. Admission is the only thing waited for; it answers within one disk write.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::pod::{DesiredPod, PodSource, PodUid};
+use model::timeline::{StepKind, StepResult};
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use crate::admit::AdmitHandle;
+use crate::pleg::{RuntimePod, RuntimePods};
+use crate::ports::Tasks;
+use crate::registry::PodEntry;
+use crate::source::SourceSet;
+use crate::worker::{self, EndReason, Ending, Intent, PodDeps};
+
+/// How often leftover directories and cgroups are looked for.
+const HOUSEKEEPING: Duration = Duration::from_secs(60);
+
+/// The pod whose full name another pod waits for.
+struct Held {
+    intent: watch::Sender<Intent>,
+    full_name: String,
+    /// The worker was told to end for good; a pod of the same UID starts anew.
+    leaving: bool,
+}
+
+/// The dispatcher's state.
+pub struct Dispatcher {
+    deps: Arc<PodDeps>,
+    admit: AdmitHandle,
+    tasks: Tasks,
+    expected: HashSet<PodSource>,
+    seen: HashSet<PodSource>,
+    /// What each source holds, by UID.
+    sets: HashMap<PodSource, HashMap<PodUid, DesiredPod>>,
+    workers: HashMap<PodUid, Held>,
+    /// Full names of pods that have a worker.
+    names: HashMap<String, HashSet<PodUid>>,
+    /// Pods that wait for a full name to become free.
+    queued: HashMap<String, Vec<PodUid>>,
+    runtime: watch::Receiver<RuntimePods>,
+    done_tx: mpsc::Sender<PodUid>,
+    done: mpsc::Receiver<PodUid>,
+    /// True from the moment at which all sources have spoken.
+    all_seen: watch::Sender<bool>,
+}
+
+impl Dispatcher {
+    /// A dispatcher that expects these sources.
+    pub fn new(
+        deps: Arc<PodDeps>,
+        admit: AdmitHandle,
+        tasks: Tasks,
+        expected: impl IntoIterator<Item = PodSource>,
+        runtime: watch::Receiver<RuntimePods>,
+    ) -> Self {
+        let (done_tx, done) = mpsc::channel(256);
+        Self {
+            deps,
+            admit,
+            tasks,
+            expected: expected.into_iter().collect(),
+            seen: HashSet::new(),
+            sets: HashMap::new(),
+            workers: HashMap::new(),
+            names: HashMap::new(),
+            queued: HashMap::new(),
+            runtime,
+            done_tx,
+            done,
+            all_seen: watch::Sender::new(false),
+        }
+    }
+
+    /// Whether every source has spoken.
+    pub fn all_seen(&self) -> watch::Receiver<bool> {
+        self.all_seen.subscribe()
+    }
+
+    /// Runs until stopped.
+    pub async fn run(mut self, mut sets: mpsc::Receiver<SourceSet>) {
+        let stop = self.tasks.stop().clone();
+        // Nothing is decided before the runtime was listed once: what is observed comes before what is done.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            listed = self.runtime.wait_for(|r| r.pass > 0) => if listed.is_err() { return },
+        }
+        self.check_all_seen().await;
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(set) = sets.recv() => self.take_set(set).await,
+                Some(uid) = self.done.recv() => self.worker_done(&uid).await,
+                Ok(()) = self.runtime.changed() => self.end_orphans(),
+                _ = housekeeping.tick() => self.housekeeping().await,
+            }
+        }
+    }
+
+    fn desired(&self, uid: &PodUid) -> Option<&DesiredPod> {
+        self.sets.values().find_map(|set| set.get(uid))
+    }
+
+    /// Takes a source's new set: ends what left it, updates what changed, starts what came.
+    async fn take_set(&mut self, set: SourceSet) {
+        let source = set.source;
+        let mut fresh: HashMap<PodUid, DesiredPod> = HashMap::with_capacity(set.pods.len());
+        let mut names = HashSet::with_capacity(set.pods.len());
+        let mut order = Vec::with_capacity(set.pods.len());
+        for pod in set.pods {
+            if !names.insert(pod.full_name()) {
+                warn!(
+                    reason = "FailedValidation",
+                    "Error validating pod {}({}) from {} due to duplicate pod name \"{}\", ignoring",
+                    pod.full_name(),
+                    pod.uid(),
+                    source.as_str(),
+                    pod.name()
+                );
+                continue;
+            }
+            let taken = self
+                .sets
+                .iter()
+                .any(|(s, held)| *s != source && held.contains_key(pod.uid()));
+            if taken || fresh.contains_key(pod.uid()) {
+                warn!(pod = pod.full_name(), uid = %pod.uid(), "Pod UID is already in use, pod ignored");
+                continue;
+            }
+            order.push(pod.uid().clone());
+            fresh.insert(pod.uid().clone(), pod);
+        }
+        let old = self.sets.insert(source, fresh).unwrap_or_default();
+        for (uid, pod) in &old {
+            if !self.sets[&source].contains_key(uid) {
+                info!(pod = pod.full_name(), uid = %uid, source = source.as_str(), "SyncLoop REMOVE");
+                self.end(uid, EndReason::Removed);
+            }
+        }
+        let first = self.seen.insert(source);
+        if first {
+            self.check_all_seen().await;
+            // What already runs is admitted before what is new: a newcomer must not take its room.
+            let alive: HashSet<PodUid> = self
+                .runtime
+                .borrow()
+                .pods
+                .iter()
+                .filter(|p| p.alive)
+                .map(|p| p.uid.clone())
+                .collect();
+            order.sort_by_key(|uid| !alive.contains(uid));
+        }
+        let mut starting = Vec::new();
+        for uid in order {
+            match old.get(&uid) {
+                Some(before) if before.same_intent(&self.sets[&source][&uid]) => {}
+                _ => starting.extend(self.offer(&uid)),
+            }
+        }
+        self.admit_and_start(starting).await;
+    }
+
+    /// Brings one desired pod to its worker: an update, a start (returned, to be admitted), or a place in the queue of its name.
+    fn offer(&mut self, uid: &PodUid) -> Option<DesiredPod> {
+        let pod = self.desired(uid)?.clone();
+        if let Some(held) = self.workers.get_mut(uid) {
+            if !held.leaving {
+                info!(pod = pod.full_name(), uid = %uid, "SyncLoop UPDATE");
+                if let Some(entry) = self.deps.registry.get(uid) {
+                    entry.view().desired = Some(pod.clone());
+                }
+                held.intent.send_modify(|intent| intent.update(pod));
+            }
+            // A leaving worker reports when it is done, and the newest form is offered again.
+            return None;
+        }
+        if pod.is_static() {
+            let name = pod.full_name();
+            self.end_runtime_namesakes(&pod);
+            if self
+                .names
+                .get(&name)
+                .is_some_and(|holders| !holders.is_empty())
+            {
+                let queue = self.queued.entry(name).or_default();
+                if !queue.contains(uid) {
+                    info!(pod = pod.full_name(), uid = %uid, "Pod waits for an earlier one of its name to end");
+                    queue.push(uid.clone());
+                }
+                return None;
+            }
+            // Its name is taken at once, so that two pods of one batch cannot both start.
+            self.names.entry(name).or_default().insert(uid.clone());
+        }
+        Some(pod)
+    }
+
+    /// Ends pods of the same full name that only the runtime knows: earlier forms of this static pod.
+    fn end_runtime_namesakes(&mut self, pod: &DesiredPod) {
+        let runtime = self.runtime.borrow().pods.clone();
+        for other in runtime.iter() {
+            let same_name = other.name == pod.name() && other.namespace == pod.namespace();
+            if same_name && other.uid != *pod.uid() && other.alive && self.is_orphan(other) {
+                self.start_orphan(other);
+            }
+        }
+    }
+
+    fn is_orphan(&self, pod: &RuntimePod) -> bool {
+        !self.workers.contains_key(&pod.uid) && self.desired(&pod.uid).is_none()
+    }
+
+    /// Admits pods in order and starts a worker for each; a refused one gets a worker that ends what is left of it.
+    async fn admit_and_start(&mut self, pods: Vec<DesiredPod>) {
+        if pods.is_empty() {
+            return;
+        }
+        let verdicts = self.admit.admit(pods.clone()).await;
+        for (pod, verdict) in pods.into_iter().zip(verdicts) {
+            let now = self.deps.clock.now();
+            let entry = Arc::new(PodEntry::new(
+                pod.uid().clone(),
+                pod.namespace(),
+                pod.name(),
+                Some(pod.clone()),
+                now,
+            ));
+            entry.mark(
+                StepKind::Queued,
+                pod.source().as_str(),
+                StepResult::Done,
+                now,
+            );
+            let intent = match verdict {
+                Ok(()) => {
+                    info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
+                    entry.mark(StepKind::Admit, "", StepResult::Done, now);
+                    Intent::Run(pod.clone())
+                }
+                Err(refusal) => {
+                    warn!(
+                        pod = pod.full_name(),
+                        reason = refusal.reason,
+                        err = refusal.message,
+                        "Pod was rejected"
+                    );
+                    self.deps.metrics.admission_rejected(&refusal.reason);
+                    entry.mark(
+                        StepKind::Admit,
+                        "",
+                        StepResult::Failed(format!("{}: {}", refusal.reason, refusal.message)),
+                        now,
+                    );
+                    Intent::End(Ending {
+                        pod: Some(pod.clone()),
+                        why: EndReason::Refused {
+                            reason: refusal.reason,
+                            message: refusal.message,
+                        },
+                        grace: None,
+                        gone: false,
+                    })
+                }
+            };
+            self.start_worker(entry, pod.full_name(), intent);
+        }
+    }
+
+    fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent) {
+        let uid = entry.uid.clone();
+        let leaving = matches!(&intent, Intent::End(e) if e.gone);
+        let (tx, rx) = watch::channel(intent);
+        self.deps.registry.insert(entry.clone());
+        self.names
+            .entry(full_name.clone())
+            .or_default()
+            .insert(uid.clone());
+        self.workers.insert(
+            uid,
+            Held {
+                intent: tx,
+                full_name,
+                leaving,
+            },
+        );
+        worker::spawn(
+            self.deps.clone(),
+            entry,
+            rx,
+            self.done_tx.clone(),
+            &self.tasks,
+        );
+    }
+
+    /// Tells a worker to end its pod for good.
+    fn end(&mut self, uid: &PodUid, why: EndReason) {
+        if let Some(held) = self.workers.get_mut(uid) {
+            held.leaving = true;
+            held.intent.send_modify(|intent| intent.end(why));
+            return;
+        }
+        // It waited for its name and never ran.
+        for queue in self.queued.values_mut() {
+            queue.retain(|u| u != uid);
+        }
+    }
+
+    /// A worker is done: its pod starts again if it is wanted again, and so do pods that waited for its name.
+    async fn worker_done(&mut self, uid: &PodUid) {
+        let Some(held) = self.workers.remove(uid) else {
+            return;
+        };
+        self.deps.registry.remove(uid);
+        self.admit.release(uid.clone()).await;
+        if let Some(holders) = self.names.get_mut(&held.full_name) {
+            holders.remove(uid);
+            if holders.is_empty() {
+                self.names.remove(&held.full_name);
+            }
+        }
+        let mut starting = Vec::new();
+        if self.desired(uid).is_some() {
+            starting.extend(self.offer(uid));
+        }
+        for waiting in self.queued.remove(&held.full_name).unwrap_or_default() {
+            starting.extend(self.offer(&waiting));
+        }
+        self.admit_and_start(starting).await;
+    }
+
+    async fn check_all_seen(&mut self) {
+        let complete = self.expected.iter().all(|s| self.seen.contains(s));
+        if complete && !*self.all_seen.borrow() {
+            self.all_seen.send_replace(true);
+            self.end_orphans();
+            self.housekeeping().await;
+        }
+    }
+
+    /// Ends runtime pods that no source wants.
+    fn end_orphans(&mut self) {
+        let runtime = self.runtime.borrow_and_update().pods.clone();
+        if !*self.all_seen.borrow() {
+            return;
+        }
+        for pod in runtime.iter() {
+            if self.is_orphan(pod) {
+                self.start_orphan(pod);
+            }
+        }
+    }
+
+    fn start_orphan(&mut self, pod: &RuntimePod) {
+        if pod.alive {
+            info!(pod = format!("{}_{}", pod.name, pod.namespace), uid = %pod.uid, "Ending a pod that no source wants");
+            self.deps.metrics.orphaned_runtime_pods.inc();
+        }
+        let now = self.deps.clock.now();
+        let entry = Arc::new(PodEntry::new(
+            pod.uid.clone(),
+            &pod.namespace,
+            &pod.name,
+            None,
+            now,
+        ));
+        entry.mark(StepKind::Queued, "runtime", StepResult::Done, now);
+        let intent = Intent::End(Ending {
+            pod: None,
+            why: EndReason::Orphan,
+            grace: None,
+            gone: true,
+        });
+        self.start_worker(entry, format!("{}_{}", pod.name, pod.namespace), intent);
+    }
+
+    /// Removes pod directories, pod cgroups and log directories that belong to nobody. The unknown ones are looked at, not the known.
+    async fn housekeeping(&mut self) {
+        if !*self.all_seen.borrow() {
+            return;
+        }
+        let host = &self.deps.host;
+        let ours = |uid: &PodUid| {
+            self.workers.contains_key(uid)
+                || self.desired(uid).is_some()
+                || self.runtime.borrow().pods.iter().any(|p| p.uid == *uid)
+        };
+        match host.list_pod_dirs().await {
+            Ok(dirs) => {
+                for uid in dirs.into_iter().filter(|uid| !ours(uid)) {
+                    match host.remove_pod_dir(&uid).await {
+                        Ok(()) => info!(uid = %uid, "Cleaned up orphaned pod volumes dir"),
+                        Err(e) => {
+                            if self
+                                .deps
+                                .limiter
+                                .allow(&format!("orphan {uid}"), std::time::Instant::now())
+                                .is_some()
+                            {
+                                warn!(uid = %uid, err = e.chain(), "There were many similar errors. Orphaned pod found, but its directory cannot be removed");
+                            }
+                        }
+                    }
+                }
+            }
+            Err(e) => warn!(err = e.chain(), "Pod directories cannot be listed"),
+        }
+        match host.list_pod_cgroups().await {
+            Ok(groups) => {
+                for uid in groups.into_iter().filter(|uid| !ours(uid)) {
+                    match host.remove_pod_cgroup(&uid).await {
+                        Ok(()) => info!(uid = %uid, "Removed an orphaned pod cgroup"),
+                        Err(e) => {
+                            warn!(uid = %uid, err = e.chain(), "Orphaned pod cgroup cannot be removed")
+                        }
+                    }
+                }
+            }
+            Err(e) => warn!(err = e.chain(), "Pod cgroups cannot be listed"),
+        }
+        let known: HashSet<String> = self
+            .workers
+            .keys()
+            .map(ToString::to_string)
+            .chain(self.runtime.borrow().pods.iter().map(|p| p.uid.to_string()))
+            .collect();
+        if let Err(e) = host.prune_logs(&move |uid| known.contains(uid)).await {
+            warn!(
+                err = e.chain(),
+                "Log directories of gone pods cannot be removed"
+            );
+        }
+    }
+}

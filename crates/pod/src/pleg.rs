@@ -1,0 +1,444 @@
+//! Seeing what runs: the pod lifecycle event generator.
+//!
+//! ```text
+//!   runtime events ──▶ wake the pod's worker            (normal path, milliseconds)
+//!   relist         ──▶ compare with the last ──▶ wake    (repair; every 1 s without a trusted stream, every 60 s with one)
+//! ```
+//!
+//! The generator never says *what* changed: it wakes the worker of the pod, and the worker looks for itself. A lost wake-up costs at
+//! most one relist period. Pods that only the runtime knows are published in [`RuntimePods`] for the dispatcher.
+//!
+//! Task: owned by wire.rs, ends with [`Tasks::stop`]. Inputs: the runtime's lists and events. No queue: its outputs are watch
+//! channels. Deadline: the CRI client's for each list. Runtime slow or gone: the last good pass ages, [`Health`] turns unhealthy after the
+//! threshold and heals with the next good pass; workers are left alone.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cri::port::{Outcome, RuntimeReader};
+use cri_api::v1;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use jiff::Timestamp;
+use model::pod::PodUid;
+use telemetry::metrics::Metrics;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use crate::ports::{Clock, Tasks};
+use crate::registry::Registry;
+
+/// Relist period without a trusted event stream.
+pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
+/// Relist period with one.
+pub const RELIST_PERIOD_EVENTED: Duration = Duration::from_secs(60);
+/// Without a good pass for this long, the node is not ready.
+pub const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+/// How long a relist that found an unannounced change waits for the event before it distrusts the stream.
+const EVENT_GRACE: Duration = Duration::from_secs(2);
+/// How long a stream that lost events is distrusted.
+const DISTRUST: Duration = Duration::from_secs(300);
+/// First and longest pause between attempts to open the event stream.
+const RECONNECT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How often the runtime's Status is asked.
+pub const STATUS_PERIOD: Duration = Duration::from_secs(5);
+
+/// A pod that the runtime shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimePod {
+    /// Pod UID.
+    pub uid: PodUid,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// True when a container runs or a sandbox is ready.
+    pub alive: bool,
+}
+
+/// Every pod that the runtime showed in the last pass.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimePods {
+    /// How many passes there were; 0: none yet, and nothing may be concluded from an empty list.
+    pub pass: u64,
+    /// The pods.
+    pub pods: Arc<Vec<RuntimePod>>,
+}
+
+/// How the generator and the runtime are doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// When the last pass succeeded.
+    pub last_pass: Option<Timestamp>,
+    /// When the runtime's Status was last answered.
+    pub last_status: Option<Timestamp>,
+    /// RuntimeReady's failure (`reason`, `message`); None: ready.
+    pub runtime_not_ready: Option<(String, String)>,
+    /// NetworkReady's failure; None: ready.
+    pub network_not_ready: Option<(String, String)>,
+    /// True while the event stream is open and trusted.
+    pub evented: bool,
+    /// Why the last pass or Status failed, while it does.
+    pub error: Option<String>,
+}
+
+impl Health {
+    /// True when the runtime answered lately and calls itself ready.
+    pub fn runtime_ready(&self) -> bool {
+        self.last_status.is_some() && self.runtime_not_ready.is_none() && self.error.is_none()
+    }
+}
+
+/// What the generator publishes.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// Runtime pods of the last pass.
+    pub pods: watch::Receiver<RuntimePods>,
+    /// Health.
+    pub health: watch::Receiver<Health>,
+}
+
+/// One pod in a pass: the state of everything it has, order independent.
+type Fingerprint = Vec<(String, i32)>;
+
+struct Pleg {
+    reader: Arc<dyn RuntimeReader>,
+    registry: Arc<Registry>,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    pods: watch::Sender<RuntimePods>,
+    health: watch::Sender<Health>,
+    last: HashMap<PodUid, Fingerprint>,
+    last_begin: Option<Instant>,
+    /// Pods whose change came as an event since the last pass.
+    announced: HashSet<PodUid>,
+    /// Changes seen by a pass without an event, and when.
+    unannounced: HashMap<PodUid, Instant>,
+    distrusted_until: Option<Instant>,
+}
+
+/// Starts the generator's task and the task that asks the runtime's Status.
+pub fn start(
+    reader: Arc<dyn RuntimeReader>,
+    registry: Arc<Registry>,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    tasks: &Tasks,
+) -> Outputs {
+    let (pods_out, pods) = watch::channel(RuntimePods::default());
+    let (health_out, health) = watch::channel(Health::default());
+    let stop = tasks.stop().clone();
+    let status = status_loop(
+        reader.clone(),
+        clock.clone(),
+        health_out.clone(),
+        registry.clone(),
+    );
+    let stop_status = stop.clone();
+    tasks.spawn(async move {
+        tokio::select! { () = stop_status.cancelled() => {}, () = status => {} }
+    });
+    let pleg = Pleg {
+        reader,
+        registry,
+        clock,
+        metrics,
+        pods: pods_out,
+        health: health_out,
+        last: HashMap::new(),
+        last_begin: None,
+        announced: HashSet::new(),
+        unannounced: HashMap::new(),
+        distrusted_until: None,
+    };
+    tasks.spawn(async move {
+        tokio::select! { () = stop.cancelled() => {}, () = pleg.run() => {} }
+    });
+    Outputs { pods, health }
+}
+
+type Events = BoxStream<'static, cri::port::CriResult<v1::ContainerEventResponse>>;
+
+impl Pleg {
+    async fn run(mut self) {
+        let mut events: Option<Events> = None;
+        let mut supported = true;
+        let mut pause = RECONNECT.0;
+        let mut reconnect_at = Instant::now();
+        let mut next = Instant::now();
+        loop {
+            if events.is_none() && supported && Instant::now() >= reconnect_at {
+                match self.reader.container_events().await {
+                    Ok(stream) => events = Some(stream),
+                    Err(e) if e.outcome == Outcome::Unimplemented => {
+                        supported = false;
+                        info!("Runtime has no container events, relisting every second");
+                    }
+                    Err(e) => {
+                        debug!(err = %e, "Container event stream cannot be opened");
+                        reconnect_at = Instant::now() + pause;
+                        pause = (pause * 2).min(RECONNECT.1);
+                    }
+                }
+                // Whatever happened while no stream was open is found by a pass that begins after it is.
+                next = Instant::now();
+            }
+            let trusted =
+                events.is_some() && self.distrusted_until.is_none_or(|t| Instant::now() >= t);
+            self.set_health(|h| h.evented = trusted);
+            let suspicion = self.unannounced.values().min().map(|t| *t + EVENT_GRACE);
+            tokio::select! {
+                biased;
+                event = next_event(&mut events) => match event {
+                    Some(Ok(event)) => { pause = RECONNECT.0; self.announce(&event); }
+                    Some(Err(e)) if e.outcome == Outcome::Unimplemented => {
+                        (events, supported) = (None, false);
+                        info!("Runtime has no container events, relisting every second");
+                        next = Instant::now();
+                    }
+                    ended => {
+                        let why = ended.and_then(Result::err).map_or_else(|| "ended".to_owned(), |e| e.to_string());
+                        warn!(reason = why, "Container event stream lost, relisting every second until it is back");
+                        events = None;
+                        reconnect_at = Instant::now() + pause;
+                        pause = (pause * 2).min(RECONNECT.1);
+                        next = Instant::now();
+                    }
+                },
+                () = tokio::time::sleep_until(suspicion.unwrap_or(next)), if suspicion.is_some() => self.judge_stream(),
+                () = tokio::time::sleep_until(next) => {
+                    self.pass(trusted).await;
+                    let period = if trusted { RELIST_PERIOD_EVENTED } else { RELIST_PERIOD };
+                    next = Instant::now() + period;
+                    if events.is_none() && supported {
+                        next = next.min(reconnect_at.max(Instant::now() + RELIST_PERIOD));
+                    }
+                }
+            }
+            // A stream that is no longer trusted must not leave the next pass a minute away.
+            if self.distrusted_until.is_some_and(|t| Instant::now() < t) {
+                next = next.min(Instant::now() + RELIST_PERIOD);
+            }
+        }
+    }
+
+    /// An event came: wake the worker of its pod.
+    fn announce(&mut self, event: &v1::ContainerEventResponse) {
+        let Some(uid) = event
+            .pod_sandbox_status
+            .as_ref()
+            .and_then(|s| s.metadata.as_ref())
+            .map(|m| m.uid.as_str())
+        else {
+            // Without the sandbox's status the pod is not known: the id decides, by the last pass.
+            let owner = self
+                .last
+                .iter()
+                .find(|(_, f)| f.iter().any(|(id, _)| *id == event.container_id));
+            if let Some((uid, _)) = owner {
+                let uid = uid.clone();
+                self.wake(&uid);
+            }
+            return;
+        };
+        self.wake(&PodUid::new(uid));
+    }
+
+    fn wake(&mut self, uid: &PodUid) {
+        self.unannounced.remove(uid);
+        self.announced.insert(uid.clone());
+        if let Some(entry) = self.registry.get(uid) {
+            entry.wake();
+        }
+    }
+
+    /// A change was found that no event announced in time: somebody else may be eating the events.
+    fn judge_stream(&mut self) {
+        let now = Instant::now();
+        if self.unannounced.values().any(|t| now >= *t + EVENT_GRACE) {
+            if self.distrusted_until.is_none_or(|t| now >= t) {
+                warn!(
+                    seconds = DISTRUST.as_secs(),
+                    "Container events were lost, another reader may share the runtime's stream; relisting every second"
+                );
+            }
+            self.distrusted_until = Some(now + DISTRUST);
+            self.unannounced.clear();
+        }
+    }
+
+    /// One relist: ask for everything, compare, wake.
+    async fn pass(&mut self, trusted: bool) {
+        let begin = Instant::now();
+        if let Some(last) = self.last_begin {
+            self.metrics
+                .pleg_relist_interval
+                .observe((begin - last).as_secs_f64());
+        }
+        self.last_begin = Some(begin);
+        let lists = futures::future::try_join(
+            self.reader.list_pod_sandbox(None),
+            self.reader.list_containers(None),
+        )
+        .await;
+        self.metrics
+            .pleg_relist_duration
+            .observe(begin.elapsed().as_secs_f64());
+        let (sandboxes, containers) = match lists {
+            Ok(lists) => lists,
+            Err(e) => {
+                let error = e.to_string();
+                if self.health.borrow().error.as_deref() != Some(&error) {
+                    warn!(err = error, "GenericPLEG: Unable to retrieve pods");
+                }
+                self.set_health(|h| h.error = Some(error.clone()));
+                return;
+            }
+        };
+        let observed = decide::observe::group(&sandboxes, &containers);
+        let mut fresh: HashMap<PodUid, Fingerprint> = HashMap::with_capacity(observed.len());
+        let mut pods = Vec::with_capacity(observed.len());
+        for (uid, pod) in observed {
+            let mut print: Fingerprint =
+                Vec::with_capacity(pod.sandboxes.len() + pod.containers.len());
+            print.extend(
+                pod.sandboxes
+                    .iter()
+                    .map(|s| (s.id.clone(), 100 + i32::from(s.ready))),
+            );
+            print.extend(
+                pod.containers
+                    .iter()
+                    .map(|c| (c.id.clone(), c.state as i32)),
+            );
+            print.sort_unstable();
+            pods.push(RuntimePod {
+                uid: uid.clone(),
+                alive: pod.anything_alive(),
+                namespace: pod.namespace,
+                name: pod.name,
+            });
+            fresh.insert(uid, print);
+        }
+        let changed: Vec<PodUid> = fresh
+            .iter()
+            .filter(|(uid, print)| self.last.get(*uid) != Some(*print))
+            .map(|(uid, _)| uid.clone())
+            .chain(
+                self.last
+                    .keys()
+                    .filter(|uid| !fresh.contains_key(*uid))
+                    .cloned(),
+            )
+            .collect();
+        let first = self.pods.borrow().pass == 0;
+        for uid in &changed {
+            // Removals are the agent's own doing and come without a state that could be missed.
+            if trusted && !first && fresh.contains_key(uid) && !self.announced.contains(uid) {
+                self.unannounced.entry(uid.clone()).or_insert(begin);
+            }
+            if let Some(entry) = self.registry.get(uid) {
+                entry.wake();
+            }
+        }
+        self.announced.clear();
+        self.last = fresh;
+        let now = self.clock.now();
+        let was_down = self.health.borrow().error.is_some();
+        self.set_health(|h| {
+            h.last_pass = Some(now);
+            h.error = None;
+        });
+        self.metrics
+            .pleg_last_seen
+            .set(now.as_millisecond() as f64 / 1000.0);
+        self.pods.send_modify(|p| {
+            p.pass += 1;
+            if *p.pods != pods {
+                p.pods = Arc::new(pods);
+            }
+        });
+        if was_down {
+            info!("PLEG is healthy again");
+            for entry in self.registry.all() {
+                entry.wake();
+            }
+        }
+    }
+
+    fn set_health(&self, change: impl FnOnce(&mut Health)) {
+        set_health(&self.health, change);
+    }
+}
+
+/// Changes health, and wakes its readers only when it changed.
+fn set_health(health: &watch::Sender<Health>, change: impl FnOnce(&mut Health)) {
+    health.send_if_modified(|h| {
+        let before = h.clone();
+        change(h);
+        *h != before
+    });
+}
+
+/// The next event; never ready without a stream.
+async fn next_event(
+    events: &mut Option<Events>,
+) -> Option<cri::port::CriResult<v1::ContainerEventResponse>> {
+    match events {
+        Some(stream) => stream.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Asks the runtime's Status every [`STATUS_PERIOD`]. When the network or the runtime becomes ready, every pod's worker is woken.
+async fn status_loop(
+    reader: Arc<dyn RuntimeReader>,
+    clock: Clock,
+    health: watch::Sender<Health>,
+    registry: Arc<Registry>,
+) {
+    let mut tick = tokio::time::interval(STATUS_PERIOD);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let answer = reader.status(false).await;
+        let now = clock.now();
+        let before = health.borrow().clone();
+        match answer {
+            Ok(answer) => {
+                let conditions = answer.status.map(|s| s.conditions).unwrap_or_default();
+                let failure = |name: &str| match conditions.iter().find(|c| c.r#type == name) {
+                    Some(c) if c.status => None,
+                    Some(c) => Some((c.reason.clone(), c.message.clone())),
+                    None => Some((
+                        String::new(),
+                        format!("runtime status lacks the condition {name}"),
+                    )),
+                };
+                set_health(&health, |h| {
+                    h.last_status = Some(now);
+                    h.runtime_not_ready = failure("RuntimeReady");
+                    h.network_not_ready = failure("NetworkReady");
+                });
+            }
+            Err(e) => {
+                if before.runtime_not_ready.is_none() {
+                    warn!(err = %e, "Container runtime sanity check failed");
+                }
+                set_health(&health, |h| {
+                    h.runtime_not_ready = Some((String::new(), e.to_string()))
+                });
+            }
+        }
+        let after = health.borrow().clone();
+        let healed = |f: fn(&Health) -> bool| f(&before) && !f(&after);
+        if healed(|h| h.network_not_ready.is_some()) || healed(|h| h.runtime_not_ready.is_some()) {
+            info!("Container runtime and network are ready");
+            for entry in registry.all() {
+                entry.wake();
+            }
+        }
+    }
+}

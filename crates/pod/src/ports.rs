@@ -1,0 +1,293 @@
+//! The outside as values: clock, randomness, tasks and the host. Rooms take these, so that the simulated node can put its own in.
+//!
+//! The runtime's ports are [`cri::port::RuntimeReader`] and [`cri::port::RuntimeMutator`].
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::{SignedDuration, Timestamp};
+use model::cgroup::{CgroupName, CgroupResources};
+use model::pod::{ContainerEntry, DesiredPod, PodUid};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Wall time. Waiting always goes through `tokio::time`, so that a paused tokio clock moves both.
+#[derive(Clone, Debug)]
+pub struct Clock(ClockKind);
+
+#[derive(Clone, Debug)]
+enum ClockKind {
+    System,
+    Virtual {
+        base: Timestamp,
+        start: tokio::time::Instant,
+    },
+}
+
+impl Clock {
+    /// The system's clock.
+    pub fn system() -> Self {
+        Self(ClockKind::System)
+    }
+
+    /// A clock that shows `base` now and moves with tokio's clock only.
+    pub fn virtual_from(base: Timestamp) -> Self {
+        Self(ClockKind::Virtual {
+            base,
+            start: tokio::time::Instant::now(),
+        })
+    }
+
+    /// What time it is.
+    pub fn now(&self) -> Timestamp {
+        match &self.0 {
+            ClockKind::System => Timestamp::now(),
+            ClockKind::Virtual { base, start } => {
+                let passed =
+                    SignedDuration::try_from(start.elapsed()).unwrap_or(SignedDuration::ZERO);
+                base.saturating_add(passed).unwrap_or(*base)
+            }
+        }
+    }
+
+    /// How long from now until `at`; zero when it is past.
+    pub fn until(&self, at: Timestamp) -> Duration {
+        Duration::try_from(at.duration_since(self.now())).unwrap_or(Duration::ZERO)
+    }
+}
+
+/// Randomness from one seed.
+#[derive(Clone, Debug)]
+pub struct Random(Arc<Mutex<SmallRng>>);
+
+impl Random {
+    /// Seeded by the operating system.
+    pub fn from_os() -> Self {
+        Self(Arc::new(Mutex::new(SmallRng::from_os_rng())))
+    }
+
+    /// Seeded; the same seed gives the same numbers.
+    pub fn seeded(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(SmallRng::seed_from_u64(seed))))
+    }
+
+    /// `base` times a factor between 1 and `1 + spread`.
+    pub fn jitter(&self, base: Duration, spread: f64) -> Duration {
+        base.mul_f64(1.0 + self.unit() * spread)
+    }
+
+    /// A number in 0..1.
+    pub fn unit(&self) -> f64 {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .random()
+    }
+
+    /// Eight random hex digits (termination log names).
+    pub fn hex8(&self) -> String {
+        let n: u32 = self
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .random();
+        format!("{n:08x}")
+    }
+}
+
+/// Where tasks are started: all of them end when `stop` is cancelled, and a drain can wait for them.
+#[derive(Clone, Debug, Default)]
+pub struct Tasks {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Tasks {
+    /// Starts a task.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tracker.spawn(task);
+    }
+
+    /// The signal that ends every task.
+    pub fn stop(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Signals all tasks and waits for them until the deadline; false when some were still running then.
+    pub async fn drain(&self, deadline: Duration) -> bool {
+        self.stop.cancel();
+        self.tracker.close();
+        tokio::time::timeout(deadline, self.tracker.wait())
+            .await
+            .is_ok()
+    }
+}
+
+/// Something on the host could not be done.
+#[derive(Debug, thiserror::Error)]
+#[error("{action}")]
+pub struct HostError {
+    /// What was attempted, with names and paths.
+    pub action: String,
+    /// Why it failed.
+    #[source]
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl HostError {
+    /// An error with its cause.
+    pub fn new(
+        action: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self {
+            action: action.into(),
+            source: source.into(),
+        }
+    }
+
+    /// What was attempted and the chain of reasons, in one line.
+    pub fn chain(&self) -> String {
+        error_chain(self)
+    }
+}
+
+/// An error and its sources joined by `: `.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(e) = next {
+        let more = e.to_string();
+        if !text.ends_with(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        next = e.source();
+    }
+    text
+}
+
+/// The result of a host call.
+pub type HostResult<T> = Result<T, HostError>;
+
+/// A volume that stands ready for containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountedVolume {
+    /// Path on the host.
+    pub host_path: PathBuf,
+    /// True when every mount of it must be read-only (configMap, secret, projected, downwardAPI).
+    pub read_only: bool,
+}
+
+/// The volumes of one pod by volume name.
+pub type MountedVolumes = BTreeMap<String, MountedVolume>;
+
+/// Values of the pod that volumes show to containers (downwardAPI): path → content and mode, by volume name.
+pub type VolumePayloads = BTreeMap<String, BTreeMap<String, (Vec<u8>, u32)>>;
+
+/// What one container needs on disk before it is created.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerPaths {
+    /// The termination message file, made empty and writable.
+    pub termination_log: Option<PathBuf>,
+    /// The pod's hosts file.
+    pub hosts_file: Option<PathBuf>,
+    /// Bind targets of subPath mounts by index in `volumeMounts`.
+    pub sub_paths: BTreeMap<usize, PathBuf>,
+}
+
+/// What [`PodHost::prepare_container`] is to make.
+#[derive(Clone, Debug)]
+pub struct ContainerFiles {
+    /// A fresh name for the termination message file.
+    pub termination_log_name: String,
+    /// Content of the pod's hosts file; None: the container brings its own or has no address.
+    pub hosts: Option<Vec<u8>>,
+    /// Expanded subPath by index in `volumeMounts`, and the volume that it is in.
+    pub sub_paths: BTreeMap<usize, (String, String)>,
+}
+
+/// The host as one pod sees it: cgroups, directories, volumes, logs. Every call may block for as long as the disk does; callers
+/// treat an error as "not done" and repeat, so each call is idempotent.
+#[async_trait]
+pub trait PodHost: Send + Sync {
+    /// Makes the pod's cgroup unless it exists; an existing one is not rewritten.
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources)
+    -> HostResult<()>;
+    /// Kills what is left in the pod's cgroup, at whatever QoS level it stands, and removes it. Absent is done.
+    async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()>;
+    /// UIDs of the pod cgroups that exist. With the systemd driver their dashes are back in place.
+    async fn list_pod_cgroups(&self) -> HostResult<Vec<PodUid>>;
+    /// The cgroup as the runtime wants to be told of it (CRI `cgroup_parent`).
+    fn cgroup_parent(&self, name: &CgroupName) -> String;
+    /// Writes the CPU shares of the burstable level and makes all levels.
+    async fn update_qos_cgroups(&self, levels: &[(CgroupName, CgroupResources)]) -> HostResult<()>;
+    /// Makes `pods/UID` and what belongs below it.
+    async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()>;
+    /// Makes every volume ready; those that are, are only checked. Names the volume that failed.
+    async fn mount_volumes(
+        &self,
+        pod: &DesiredPod,
+        payloads: &VolumePayloads,
+    ) -> HostResult<MountedVolumes>;
+    /// Unmounts everything of the pod and removes its directory, never through a mount. Absent is done.
+    async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()>;
+    /// Unmounts the volumes of a pod that has ended but is still wanted by its source.
+    async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()>;
+    /// Pod directories that exist.
+    async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>>;
+    /// Makes the files that a container gets mounted.
+    async fn prepare_container(
+        &self,
+        pod: &DesiredPod,
+        container: &ContainerEntry<'_>,
+        volumes: &MountedVolumes,
+        files: &ContainerFiles,
+    ) -> HostResult<ContainerPaths>;
+    /// Makes the container's log directory and tells the highest restart count that its logs show.
+    async fn log_dir(&self, pod: &DesiredPod, container: &str) -> HostResult<Option<u32>>;
+    /// Links `/var/log/containers/…` to the log file, if there is one.
+    async fn link_log(
+        &self,
+        pod: &DesiredPod,
+        container: &str,
+        id: &str,
+        restart_count: u32,
+    ) -> HostResult<()>;
+    /// Removes the log files and the link of one dead container.
+    async fn remove_container_log(
+        &self,
+        log_path: &str,
+        pod: &str,
+        namespace: &str,
+        container: &str,
+        id: &str,
+    ) -> HostResult<()>;
+    /// Removes the log directory of a pod that is gone.
+    async fn remove_pod_logs(&self, namespace: &str, name: &str, uid: &PodUid) -> HostResult<()>;
+    /// Removes log directories of pods that `keep` does not know, and links whose target is gone.
+    async fn prune_logs(&self, keep: &(dyn Fn(&str) -> bool + Send + Sync)) -> HostResult<()>;
+    /// The last `limit` bytes of a file; None when it is absent or not a regular file.
+    async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>>;
+    /// Size of a file; None when absent.
+    async fn file_size(&self, path: &str) -> HostResult<Option<u64>>;
+    /// First half of a log rotation: moves the log away and thins out old ones. After it the runtime reopens the log.
+    async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()>;
+    /// Writes a file as a whole or not at all, synced (checkpoints).
+    async fn write_atomic(
+        &self,
+        path: &std::path::Path,
+        content: Vec<u8>,
+        mode: u32,
+    ) -> HostResult<()>;
+    /// The node's own hosts file and resolv.conf, read at each use; None when absent.
+    async fn read_file(&self, path: &std::path::Path) -> HostResult<Option<Vec<u8>>>;
+    /// The node's addresses, main one first.
+    fn host_ips(&self) -> Vec<String>;
+}

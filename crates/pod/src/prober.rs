@@ -1,0 +1,336 @@
+//! Probes: one task for each probe of each running container that has one.
+//!
+//! Tasks: started and ended by the pod's worker through [`Prober::follow`]; they also end with [`Tasks::stop`]. Input: the container's id and
+//! spec, fixed for the task's life. Output: the verdict in the prober's table, and a wake-up of the pod's worker when it changed. Deadline: the probe's
+//! `timeoutSeconds` for each try. A slow container makes its own probes late and nothing else.
+//!
+//! Liveness and readiness hold back until the container's own startup probe succeeded. While the pod ends, readiness goes on and the other two do not.
+
+mod attempt;
+mod grpc;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cri::port::RuntimeMutator;
+use decide::plan::{ProbeVerdicts, StartupVerdict};
+use decide::probe::{ProbeKind, ProbeState, Thresholds};
+use decide::status::ProbeResults;
+use model::api::{Container, Probe};
+use model::observed::{ContainerState, ObservedPod};
+use model::pod::{ContainerKind, DesiredPod, PodUid};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use self::attempt::Target;
+use crate::ports::{Clock, Random, Tasks};
+use crate::registry::{PodEntry, WorkerState};
+
+/// How often a try that could not be made is repeated at once.
+const TRIES: usize = 3;
+
+/// Probing, shared by all workers.
+pub struct Prober {
+    runtime: Arc<dyn RuntimeMutator>,
+    tasks: Tasks,
+    clock: Clock,
+    random: Random,
+    began: tokio::time::Instant,
+    containers: Mutex<HashMap<String, Probed>>,
+}
+
+/// The probes of one container.
+struct Probed {
+    uid: PodUid,
+    states: HashMap<ProbeKind, ProbeState>,
+    started: watch::Sender<bool>,
+    stop: CancellationToken,
+}
+
+impl Prober {
+    /// A prober without containers.
+    pub fn new(
+        runtime: Arc<dyn RuntimeMutator>,
+        tasks: Tasks,
+        clock: Clock,
+        random: Random,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            tasks,
+            clock,
+            random,
+            began: tokio::time::Instant::now(),
+            containers: Mutex::new(HashMap::new()),
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<String, Probed>> {
+        self.containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the probes of containers that run, and ends those of containers that do not.
+    pub fn follow(
+        self: &Arc<Self>,
+        pod: &DesiredPod,
+        observed: &ObservedPod,
+        entry: &Arc<PodEntry>,
+    ) {
+        let running = |id: &str| {
+            observed
+                .containers
+                .iter()
+                .any(|c| c.id == id && c.state == ContainerState::Running)
+        };
+        self.table().retain(|id, probed| {
+            let keep = probed.uid != *pod.uid() || running(id);
+            if !keep {
+                probed.stop.cancel();
+            }
+            keep
+        });
+        for container in pod.containers() {
+            if !matches!(container.kind, ContainerKind::App | ContainerKind::Sidecar)
+                || !has_probes(container.spec)
+            {
+                continue;
+            }
+            let Some(seen) = observed
+                .newest(&container.spec.name)
+                .filter(|c| c.state == ContainerState::Running)
+            else {
+                continue;
+            };
+            if self.table().contains_key(&seen.id) {
+                continue;
+            }
+            let ip = observed
+                .sandboxes
+                .first()
+                .and_then(|s| s.ips.first().cloned());
+            let ip = if pod.host_network() {
+                Some("127.0.0.1".to_owned())
+            } else {
+                ip
+            };
+            self.begin(pod, container.spec, &seen.id, seen.started_at, ip, entry);
+        }
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        pod: &DesiredPod,
+        spec: &Container,
+        id: &str,
+        started_at: Option<jiff::Timestamp>,
+        ip: Option<String>,
+        entry: &Arc<PodEntry>,
+    ) {
+        let probes = probes(spec);
+        let has_startup = probes.iter().any(|(kind, _)| *kind == ProbeKind::Startup);
+        let stop = self.tasks.stop().child_token();
+        let probed = Probed {
+            uid: pod.uid().clone(),
+            states: probes
+                .iter()
+                .map(|(kind, _)| (*kind, ProbeState::new(*kind)))
+                .collect(),
+            started: watch::Sender::new(!has_startup),
+            stop: stop.clone(),
+        };
+        let started = probed.started.subscribe();
+        self.table().insert(id.to_owned(), probed);
+        for (kind, probe) in probes {
+            let task = ProbeTask {
+                prober: self.clone(),
+                entry: entry.clone(),
+                kind,
+                thresholds: Thresholds::of(probe),
+                probe: probe.clone(),
+                target: Target {
+                    container_id: id.to_owned(),
+                    spec: spec.clone(),
+                    pod_ip: ip.clone(),
+                },
+                started_at,
+                started: started.clone(),
+            };
+            let stop = stop.clone();
+            self.tasks.spawn(async move {
+                tokio::select! { () = stop.cancelled() => {}, () = task.run() => {} }
+            });
+        }
+    }
+
+    /// Ends all probes of a pod.
+    pub fn forget(&self, uid: &PodUid) {
+        self.table().retain(|_, probed| {
+            if probed.uid == *uid {
+                probed.stop.cancel();
+            }
+            probed.uid != *uid
+        });
+    }
+
+    fn verdict(&self, id: &str, kind: ProbeKind) -> Option<bool> {
+        self.table().get(id)?.states.get(&kind)?.verdict()
+    }
+
+    /// What the plan needs to know of a container.
+    pub fn verdicts(&self, id: &str) -> ProbeVerdicts {
+        ProbeVerdicts {
+            liveness_failed: self.verdict(id, ProbeKind::Liveness) == Some(false),
+            startup: match self.verdict(id, ProbeKind::Startup) {
+                None => StartupVerdict::Unknown,
+                Some(true) => StartupVerdict::Started,
+                Some(false) => StartupVerdict::Failed,
+            },
+        }
+    }
+
+    /// What the status needs to know of a container.
+    pub fn results(&self, id: &str) -> ProbeResults {
+        ProbeResults {
+            startup: self.verdict(id, ProbeKind::Startup),
+            ready: self.verdict(id, ProbeKind::Readiness),
+        }
+    }
+
+    /// Takes one result; true when the probe is settled for good.
+    fn take(&self, task: &ProbeTask, success: bool) -> bool {
+        let mut table = self.table();
+        let Some(probed) = table.get_mut(&task.target.container_id) else {
+            return true;
+        };
+        let Some(state) = probed.states.get_mut(&task.kind) else {
+            return true;
+        };
+        let changed = state.take(success, task.thresholds);
+        let settled = state.settled();
+        if changed && task.kind == ProbeKind::Startup && success {
+            probed.started.send_replace(true);
+        }
+        drop(table);
+        if changed {
+            info!(
+                container = task.target.spec.name,
+                probe = task.kind.as_str(),
+                healthy = success,
+                "Probe verdict changed"
+            );
+            task.entry.wake();
+        }
+        settled
+    }
+}
+
+fn probes(spec: &Container) -> Vec<(ProbeKind, &Probe)> {
+    [
+        (ProbeKind::Startup, &spec.startup_probe),
+        (ProbeKind::Liveness, &spec.liveness_probe),
+        (ProbeKind::Readiness, &spec.readiness_probe),
+    ]
+    .into_iter()
+    .filter_map(|(kind, probe)| Some((kind, probe.as_ref()?)))
+    .collect()
+}
+
+fn has_probes(spec: &Container) -> bool {
+    !probes(spec).is_empty()
+}
+
+struct ProbeTask {
+    prober: Arc<Prober>,
+    entry: Arc<PodEntry>,
+    kind: ProbeKind,
+    thresholds: Thresholds,
+    probe: Probe,
+    target: Target,
+    started_at: Option<jiff::Timestamp>,
+    started: watch::Receiver<bool>,
+}
+
+impl ProbeTask {
+    async fn run(mut self) {
+        let seconds = |n: Option<i32>, default: u64| {
+            n.and_then(|n| u64::try_from(n).ok())
+                .filter(|n| *n > 0)
+                .unwrap_or(default)
+        };
+        let period = Duration::from_secs(seconds(self.probe.period_seconds, 10));
+        let timeout = Duration::from_secs(seconds(self.probe.timeout_seconds, 1));
+        let delay = Duration::from_secs(seconds(self.probe.initial_delay_seconds, 0));
+        if self.kind != ProbeKind::Startup && self.started.wait_for(|s| *s).await.is_err() {
+            return;
+        }
+        // Containers that were found running share out their first probes over a period.
+        if self.prober.began.elapsed() < period && self.found_running() {
+            tokio::time::sleep(period.mul_f64(self.prober.random.unit())).await;
+        }
+        if let Some(at) = self.started_at.and_then(|t| t.saturating_add(delay).ok()) {
+            tokio::time::sleep(self.prober.clock.until(at)).await;
+        }
+        let mut tick = tokio::time::interval(period);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let ending = self.entry.view().state != WorkerState::Syncing;
+            if ending && self.kind != ProbeKind::Readiness {
+                return;
+            }
+            let Some(success) = self.attempt(timeout).await else {
+                continue;
+            };
+            if self.prober.take(&self, success) {
+                return;
+            }
+        }
+    }
+
+    /// True when the container ran before this agent began.
+    fn found_running(&self) -> bool {
+        let age = self
+            .started_at
+            .map(|t| self.prober.clock.now().duration_since(t));
+        let agent = jiff::SignedDuration::try_from(self.prober.began.elapsed()).unwrap_or_default();
+        age.is_some_and(|age| age > agent)
+    }
+
+    /// One probe. None when it could not be made at all: that is no verdict.
+    async fn attempt(&self, timeout: Duration) -> Option<bool> {
+        let mut error = String::new();
+        for _ in 0..TRIES {
+            match attempt::run(&self.probe, &self.target, &*self.prober.runtime, timeout).await {
+                Ok(attempt::Answer::Success) => return Some(true),
+                Ok(attempt::Answer::Warning(text)) => {
+                    warn!(
+                        container = self.target.spec.name,
+                        "ProbeWarning: {} probe warning: {text}",
+                        self.kind.as_str()
+                    );
+                    return Some(true);
+                }
+                Ok(attempt::Answer::Failure(text)) => {
+                    warn!(
+                        container = self.target.spec.name,
+                        "Unhealthy: {} probe failed: {text}",
+                        self.kind.as_str()
+                    );
+                    return Some(false);
+                }
+                Err(e) => error = e,
+            }
+        }
+        warn!(
+            container = self.target.spec.name,
+            err = error,
+            "{} probe errored and resulted in unknown state",
+            self.kind.as_str()
+        );
+        None
+    }
+}

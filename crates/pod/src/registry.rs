@@ -1,0 +1,286 @@
+//! What each pod is at, for everyone who asks: the table of pods with their newest desired state, status and step record.
+//!
+//! The worker of a pod is the only writer of its entry; readers copy what they need under a short lock. Nothing is decided from here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use model::api::PodStatus;
+use model::pod::{DesiredPod, PodUid};
+use model::report::StopReport;
+use model::timeline::{StepKind, StepRecord, StepResult};
+use tokio::sync::Notify;
+
+/// How many step records a pod keeps; the first ones (its start) and the newest stay.
+const TIMELINE_MAX: usize = 64;
+/// How many of the first records are never folded away.
+const TIMELINE_HEAD: usize = 24;
+
+/// Where the worker of a pod is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// Keeping it running.
+    Syncing,
+    /// Stopping everything.
+    Terminating,
+    /// Everything stopped; cleaning up or done.
+    Terminated,
+}
+
+impl WorkerState {
+    /// The word for reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Syncing => "syncing",
+            Self::Terminating => "terminating",
+            Self::Terminated => "terminated",
+        }
+    }
+}
+
+/// What is known of one pod.
+#[derive(Debug)]
+pub struct PodView {
+    /// Newest desired state; None for a pod that only the runtime knows.
+    pub desired: Option<DesiredPod>,
+    /// Namespace and name, also for a pod that only the runtime knows.
+    pub namespace: String,
+    /// See `namespace`.
+    pub name: String,
+    /// Composed status.
+    pub status: PodStatus,
+    /// Where the worker is.
+    pub state: WorkerState,
+    /// When a source first showed it to this process.
+    pub seen: Timestamp,
+    /// Why each container last stopped.
+    pub last_stops: HashMap<String, StopReport>,
+    /// Why the agent killed a container, by container id, until its exit is noted in `last_stops`.
+    pub last_kill: HashMap<String, &'static str>,
+    /// What the pod waits for, in words.
+    pub waits_for: Vec<String>,
+    timeline: Vec<StepRecord>,
+}
+
+impl PodView {
+    /// Steps, oldest first.
+    pub fn timeline(&self) -> &[StepRecord] {
+        &self.timeline
+    }
+
+    fn begin(&mut self, kind: StepKind, subject: &str, now: Timestamp) {
+        self.timeline.push(StepRecord {
+            kind,
+            subject: subject.to_owned(),
+            started: now,
+            ended: None,
+            result: StepResult::Running,
+            count: 1,
+        });
+        if self.timeline.len() > TIMELINE_MAX {
+            self.timeline.remove(TIMELINE_HEAD);
+        }
+    }
+
+    fn end(&mut self, kind: StepKind, subject: &str, result: StepResult, now: Timestamp) {
+        let Some(at) = self.timeline.iter().rposition(|s| {
+            s.kind == kind && s.subject == subject && s.result == StepResult::Running
+        }) else {
+            return;
+        };
+        self.timeline[at].ended = Some(now);
+        self.timeline[at].result = result;
+        // A step that fails again in the same way is one record with a count: a pod that cannot start for a day fits the page.
+        let same = at.checked_sub(1).filter(|&before| {
+            let (a, b) = (&self.timeline[before], &self.timeline[at]);
+            a.kind == b.kind
+                && a.subject == b.subject
+                && a.result == b.result
+                && a.result != StepResult::Done
+        });
+        if let Some(before) = same {
+            let newest = self.timeline.remove(at);
+            let kept = &mut self.timeline[before];
+            kept.count = kept.count.saturating_add(1);
+            kept.ended = newest.ended;
+        }
+    }
+}
+
+/// One pod in the table.
+#[derive(Debug)]
+pub struct PodEntry {
+    /// Its UID.
+    pub uid: PodUid,
+    view: Mutex<PodView>,
+    wake: Notify,
+}
+
+impl PodEntry {
+    /// A fresh entry.
+    pub fn new(
+        uid: PodUid,
+        namespace: &str,
+        name: &str,
+        desired: Option<DesiredPod>,
+        seen: Timestamp,
+    ) -> Self {
+        Self {
+            uid,
+            view: Mutex::new(PodView {
+                desired,
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                status: PodStatus::default(),
+                state: WorkerState::Syncing,
+                seen,
+                last_stops: HashMap::new(),
+                last_kill: HashMap::new(),
+                waits_for: Vec::new(),
+                timeline: Vec::new(),
+            }),
+            wake: Notify::new(),
+        }
+    }
+
+    /// The view, locked; never held across an await.
+    pub fn view(&self) -> MutexGuard<'_, PodView> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the pod's worker: something of it changed in the runtime. Wakes coalesce; one that comes during a round is kept for the next.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Waits for [`PodEntry::wake`].
+    pub async fn woken(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Records that a step begins.
+    pub fn begin(&self, kind: StepKind, subject: &str, now: Timestamp) {
+        self.view().begin(kind, subject, now);
+    }
+
+    /// Records how the newest running step of this kind and subject ended.
+    pub fn end(&self, kind: StepKind, subject: &str, result: StepResult, now: Timestamp) {
+        self.view().end(kind, subject, result, now);
+    }
+
+    /// Records a step that took no time.
+    pub fn mark(&self, kind: StepKind, subject: &str, result: StepResult, now: Timestamp) {
+        let mut view = self.view();
+        view.begin(kind, subject, now);
+        view.end(kind, subject, result, now);
+    }
+}
+
+/// The table of pods. Shared by reference; one entry per worker.
+#[derive(Debug, Default)]
+pub struct Registry {
+    pods: Mutex<HashMap<PodUid, Arc<PodEntry>>>,
+}
+
+impl Registry {
+    fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<PodEntry>>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The entry of this pod.
+    pub fn get(&self, uid: &PodUid) -> Option<Arc<PodEntry>> {
+        self.pods().get(uid).cloned()
+    }
+
+    /// True when a worker or a refused pod stands under this UID.
+    pub fn contains(&self, uid: &PodUid) -> bool {
+        self.pods().contains_key(uid)
+    }
+
+    /// Puts an entry in, replacing one of the same UID.
+    pub fn insert(&self, entry: Arc<PodEntry>) {
+        self.pods().insert(entry.uid.clone(), entry);
+    }
+
+    /// Takes an entry out.
+    pub fn remove(&self, uid: &PodUid) {
+        self.pods().remove(uid);
+    }
+
+    /// All entries, by namespace and name.
+    pub fn all(&self) -> Vec<Arc<PodEntry>> {
+        let mut all: Vec<_> = self.pods().values().cloned().collect();
+        all.sort_by_cached_key(|e| {
+            let v = e.view();
+            (v.namespace.clone(), v.name.clone(), e.uid.clone())
+        });
+        all
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.pods().len()
+    }
+
+    /// True when there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> PodEntry {
+        PodEntry::new(PodUid::new("u"), "ns", "n", None, Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn repeated_failure_is_one_record_with_a_count() {
+        let e = entry();
+        for second in 0..5 {
+            let t = Timestamp::from_second(second).unwrap();
+            e.mark(
+                StepKind::Pull,
+                "web",
+                StepResult::Failed("no such image".into()),
+                t,
+            );
+        }
+        e.mark(
+            StepKind::Pull,
+            "web",
+            StepResult::Done,
+            Timestamp::from_second(9).unwrap(),
+        );
+        let view = e.view();
+        let kept: Vec<_> = view
+            .timeline()
+            .iter()
+            .map(|s| (s.count, s.started.as_second()))
+            .collect();
+        assert_eq!(kept, [(5, 0), (1, 9)]);
+    }
+
+    #[test]
+    fn the_beginning_and_the_newest_steps_are_kept() {
+        let e = entry();
+        for n in 0..200 {
+            e.mark(
+                StepKind::Start,
+                &format!("c{n}"),
+                StepResult::Done,
+                Timestamp::UNIX_EPOCH,
+            );
+        }
+        let view = e.view();
+        assert_eq!(view.timeline().len(), TIMELINE_MAX);
+        assert_eq!(view.timeline()[0].subject, "c0");
+        assert_eq!(
+            view.timeline().last().map(|s| s.subject.as_str()),
+            Some("c199")
+        );
+    }
+}

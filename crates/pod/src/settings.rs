@@ -1,0 +1,47 @@
+//! Settings and facts of the node that every pod's work needs; fixed for the life of the process.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use decide::config::NodeFacts;
+use decide::restart::RestartGates;
+use model::cgroup::CgroupName;
+
+/// What is configured or was found out about the node.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node's name.
+    pub node_name: String,
+    /// The runtime's name, the scheme of container ids in status (`containerd://…`).
+    pub runtime_name: String,
+    /// The root directory (`--root-dir`).
+    pub root_dir: PathBuf,
+    /// `syncFrequency`.
+    pub sync_frequency: Duration,
+    /// `crashLoopBackOff.maxContainerRestartPeriod`.
+    pub max_restart_period: Duration,
+    /// Gates of container restart rules.
+    pub restart_gates: RestartGates,
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<String>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+    /// `resolvConf`; None: pods start from an empty one.
+    pub resolv_conf: Option<PathBuf>,
+    /// `cgroupsPerQOS`.
+    pub cgroups_per_qos: bool,
+    /// The cgroup above all pods.
+    pub kubepods: CgroupName,
+    /// `podPidsLimit`; None: no limit of its own.
+    pub pod_pids_limit: Option<i64>,
+    /// Addresses that statuses show; empty in standalone mode, as with Go.
+    pub status_host_ips: Vec<std::net::IpAddr>,
+    /// The runtime's default handler can do recursive read-only mounts.
+    pub recursive_read_only: bool,
+    /// When this agent started.
+    pub agent_started: jiff::Timestamp,
+    /// Gate ChangeContainerStatusOnKubeletRestart.
+    pub forget_on_restart: bool,
+    /// What requests to the runtime need of the node.
+    pub node: NodeFacts,
+}

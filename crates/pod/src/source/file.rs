@@ -1,0 +1,190 @@
+//! Static pods from a directory (`staticPodPath`): read when it changes and every `fileCheckFrequency`.
+//!
+//! Every regular file whose name does not begin with a dot counts, whatever its extension; the directory is not descended; order
+//! is by name. A bad file is logged by name and leaves the others alone. A file that was good and is bad now keeps its pod until the
+//! next periodic check, so that an editor's half-written file does not stop a pod.
+//!
+//! Task: owned by wire.rs, ends with [`crate::ports::Tasks::stop`]. Input: a [`ManifestDir`]. Output: the bounded channel of sets; a busy dispatcher holds the
+//! source back, and the next reading carries the newest state. An unreadable directory is logged and tried again.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use model::pod::{DesiredPod, PodSource};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use super::{FirstSeen, SourceSet, StaticContext, same_set};
+use crate::ports::{Clock, HostResult, error_chain};
+
+/// How long after a change the directory is read: a burst of writes is read once.
+const SETTLE: Duration = Duration::from_millis(10);
+
+/// What tells two states of a file apart: inode, modification time in ns, size.
+pub type Stamp = (u64, i128, u64);
+
+/// One file of the directory.
+#[derive(Clone, Debug)]
+pub struct ManifestFile {
+    /// Full path as read.
+    pub path: PathBuf,
+    /// Its state.
+    pub stamp: Stamp,
+    /// Content; None when the stamp is the one already known. An error names the reason alone.
+    pub content: Option<Result<Vec<u8>, String>>,
+}
+
+/// The directory as a value.
+#[async_trait]
+pub trait ManifestDir: Send {
+    /// Reads the directory, sorted by name, contents only of files whose stamp is not in `known`. A missing directory is empty.
+    async fn list(&mut self, known: &HashMap<PathBuf, Stamp>) -> HostResult<Vec<ManifestFile>>;
+    /// Returns when something in the directory may have changed; never, where changes cannot be watched.
+    async fn changed(&mut self);
+}
+
+/// What a file last gave.
+struct Known {
+    stamp: Stamp,
+    pods: Vec<DesiredPod>,
+    /// Its pods are of an older, good state of the file.
+    stale: bool,
+}
+
+struct FileSource<D> {
+    dir: D,
+    context: StaticContext,
+    clock: Clock,
+    known: HashMap<PathBuf, Known>,
+    order: Vec<PathBuf>,
+    seen: FirstSeen,
+}
+
+/// Runs the source until its receiver is gone.
+pub async fn run(
+    dir: impl ManifestDir,
+    period: Duration,
+    context: StaticContext,
+    clock: Clock,
+    out: mpsc::Sender<SourceSet>,
+) {
+    let mut source = FileSource {
+        dir,
+        context,
+        clock,
+        known: HashMap::new(),
+        order: Vec::new(),
+        seen: FirstSeen::default(),
+    };
+    let mut sent: Option<Vec<DesiredPod>> = None;
+    let mut periodic = true;
+    let mut next = tokio::time::Instant::now() + period;
+    loop {
+        match source.read(periodic).await {
+            Ok(pods) => {
+                if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
+                    if out
+                        .send(SourceSet {
+                            source: PodSource::File,
+                            pods: pods.clone(),
+                        })
+                        .await
+                        .is_err()
+                    {
+                        return;
+                    }
+                    sent = Some(pods);
+                }
+            }
+            Err(e) => warn!(err = error_chain(&e), "Unable to read config path"),
+        }
+        tokio::select! {
+            () = source.dir.changed() => {
+                tokio::time::sleep(SETTLE).await;
+                periodic = false;
+            }
+            () = tokio::time::sleep_until(next) => {
+                periodic = true;
+                next = tokio::time::Instant::now() + period;
+            }
+        }
+    }
+}
+
+impl<D: ManifestDir> FileSource<D> {
+    async fn read(&mut self, periodic: bool) -> HostResult<Vec<DesiredPod>> {
+        let stamps = self
+            .known
+            .iter()
+            .map(|(p, k)| (p.clone(), k.stamp))
+            .collect();
+        let files = self.dir.list(&stamps).await?;
+        self.order = files.iter().map(|f| f.path.clone()).collect();
+        self.known.retain(|path, _| self.order.contains(path));
+        for file in files {
+            let Some(content) = file.content else {
+                continue;
+            };
+            let parsed = match content {
+                Ok(bytes) => self.parse(&file.path, &bytes),
+                Err(reason) => Err(reason),
+            };
+            match parsed {
+                Ok(pods) => {
+                    self.known.insert(
+                        file.path,
+                        Known {
+                            stamp: file.stamp,
+                            pods,
+                            stale: false,
+                        },
+                    );
+                }
+                Err(reason) => {
+                    warn!(path = %file.path.display(), err = reason, "Could not process manifest file");
+                    let pods = self
+                        .known
+                        .remove(&file.path)
+                        .map(|k| k.pods)
+                        .unwrap_or_default();
+                    self.known.insert(
+                        file.path,
+                        Known {
+                            stamp: file.stamp,
+                            pods,
+                            stale: true,
+                        },
+                    );
+                }
+            }
+        }
+        if periodic {
+            for (path, known) in &mut self.known {
+                if known.stale && !known.pods.is_empty() {
+                    info!(path = %path.display(), "Manifest file is still bad, its pod is given up");
+                    known.pods.clear();
+                }
+            }
+        }
+        let fresh = self
+            .order
+            .iter()
+            .filter_map(|p| self.known.get(p))
+            .flat_map(|k| k.pods.iter().cloned())
+            .collect();
+        Ok(self.seen.settle(fresh))
+    }
+
+    fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Vec<DesiredPod>, String> {
+        let origin = manifest::Origin::File(path.display().to_string());
+        let pods = self
+            .context
+            .load(bytes, &origin, self.clock.now())
+            .map_err(|e| error_chain(&e))?;
+        pods.into_iter()
+            .collect::<Result<_, _>>()
+            .map_err(|e| error_chain(&e))
+    }
+}

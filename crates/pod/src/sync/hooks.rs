@@ -1,0 +1,121 @@
+//! Lifecycle handlers: postStart and preStop as exec, httpGet, sleep (LifecycleHandler of the API).
+//!
+//! Dropping a handler's future cancels it: an exec call is cancelled at the runtime, an HTTP connection is closed. That is safe, since a
+//! handler's effects are the container's own.
+
+use std::time::Duration;
+
+use cri::port::RuntimeMutator;
+use model::api::{Container, HTTPGetAction, IntOrString, LifecycleHandler};
+
+use crate::http::{Get, Tls};
+
+/// How much of an answer is read for the error text, bytes.
+const BODY_MAX: usize = 10 * 1024;
+
+/// What a handler needs besides itself.
+pub struct HookContext<'a> {
+    /// The runtime, for exec.
+    pub runtime: &'a dyn RuntimeMutator,
+    /// CRI id of the container.
+    pub container_id: &'a str,
+    /// Its spec, for named ports.
+    pub spec: Option<&'a Container>,
+    /// The pod's address, the default host of httpGet.
+    pub pod_ip: Option<&'a str>,
+}
+
+/// Runs one handler to its end.
+///
+/// # Errors
+/// What went wrong, with the output that it gave.
+pub async fn run(hook: &LifecycleHandler, context: &HookContext<'_>) -> Result<(), String> {
+    if let Some(exec) = &hook.exec {
+        let command = exec.command.clone().unwrap_or_default();
+        let output = context
+            .runtime
+            .exec_sync(context.container_id, command.clone(), None)
+            .await
+            .map_err(|e| format!("command {command:?} could not be run: {}", e.message))?;
+        if output.exit_code != 0 {
+            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
+                .trim()
+                .to_owned();
+            return Err(format!(
+                "command {command:?} exited with {}: {said}",
+                output.exit_code
+            ));
+        }
+        return Ok(());
+    }
+    if let Some(get) = &hook.http_get {
+        return http_get(get, context).await;
+    }
+    if let Some(sleep) = &hook.sleep {
+        tokio::time::sleep(Duration::from_secs(sleep.seconds.max(0).unsigned_abs())).await;
+        return Ok(());
+    }
+    Err("the handler names neither exec, httpGet nor sleep".to_owned())
+}
+
+/// A port of the API as a number: itself, or that of the container's port of this name.
+///
+/// # Errors
+/// Names the port that does not exist or is out of range.
+pub fn resolve_port(port: &IntOrString, spec: Option<&Container>) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(n) => *n,
+        IntOrString::String(name) => {
+            let ports = spec.and_then(|c| c.ports.as_ref()).into_iter().flatten();
+            match ports.into_iter().find(|p| p.name.as_deref() == Some(name)) {
+                Some(found) => found.container_port,
+                None => name
+                    .parse()
+                    .map_err(|_| format!("couldn't find port: {name:?}"))?,
+            }
+        }
+    };
+    u16::try_from(number)
+        .ok()
+        .filter(|p| *p > 0)
+        .ok_or_else(|| format!("invalid port number: {number}"))
+}
+
+async fn http_get(get: &HTTPGetAction, context: &HookContext<'_>) -> Result<(), String> {
+    let port = resolve_port(&get.port, context.spec)?;
+    let host = match get.host.as_deref().filter(|h| !h.is_empty()) {
+        Some(host) => host,
+        None => context
+            .pod_ip
+            .ok_or("failed to find networking container: the pod has no address")?,
+    };
+    let tls = get
+        .scheme
+        .as_deref()
+        .is_some_and(|s| s.eq_ignore_ascii_case("https"));
+    let request = Get {
+        host,
+        port,
+        tls: if tls { Tls::Unverified } else { Tls::Off },
+        path: get.path.as_deref().unwrap_or_default(),
+        agent: "kube-lifecycle/1.36",
+        headers: get
+            .http_headers
+            .as_deref()
+            .unwrap_or_default()
+            .iter()
+            .map(|h| (h.name.as_str(), h.value.as_str()))
+            .collect(),
+        body_max: BODY_MAX,
+    };
+    let answer = request.send().await.map_err(|e| e.to_string())?;
+    if (200..400).contains(&answer.status) {
+        return Ok(());
+    }
+    Err(format!(
+        "{} answered {}: {}",
+        request.url(),
+        answer.status,
+        answer.text()
+    ))
+}

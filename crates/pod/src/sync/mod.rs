@@ -1,0 +1,401 @@
+//! One round of a pod: observe, publish, plan, prepare, execute; again until the plan is empty.
+//!
+//! Order within a round: network ready → pod cgroup → data directories → volumes → kill → prune → sandbox → ephemeral, init and app containers. An error ends the
+//! round and the next one begins with a fresh look; nothing of the plan is kept.
+
+pub mod hooks;
+pub mod observe;
+mod report;
+mod start;
+mod terminate;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use decide::config::downward;
+use decide::plan::{PlanInput, ProbeVerdicts};
+use decide::resources;
+use jiff::Timestamp;
+use model::observed::ObservedPod;
+use model::plan::{Plan, SandboxStep};
+use model::pod::{ContainerKind, DesiredPod};
+use model::timeline::{StepKind, StepResult};
+use telemetry::metrics::WorkerOperation;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::ports::{MountedVolumes, VolumePayloads};
+use crate::worker::{EndReason, Intent, Next, Worker};
+
+/// Wait before another try while the network is not ready.
+const NETWORK_RETRY: Duration = Duration::from_secs(1);
+/// Wait before another try after an error.
+const ERROR_RETRY: Duration = Duration::from_secs(10);
+/// Spread of every wait: the factor is between 1 and this much more.
+const SPREAD: f64 = 0.5;
+/// More rounds than any pod needs; one that goes on is stopped here and starts over with the next wake-up.
+const ROUNDS_MAX: usize = 4096;
+
+impl Worker {
+    /// Rounds until there is nothing to do, or something must be waited for.
+    pub(crate) async fn sync_round(&mut self, pod: &DesiredPod) -> Next {
+        let begin = Instant::now();
+        let next = self.rounds(pod).await;
+        let operation = if self.started {
+            WorkerOperation::Sync
+        } else {
+            WorkerOperation::Create
+        };
+        self.deps.metrics.pod_worker(operation, begin.elapsed());
+        self.started = true;
+        next
+    }
+
+    async fn rounds(&mut self, pod: &DesiredPod) -> Next {
+        for round in 0..ROUNDS_MAX {
+            let observed = match self.observe().await {
+                Ok(observed) => observed,
+                Err(e) => return self.failed("observe", &e.to_string()),
+            };
+            self.deps.prober.follow(pod, &observed, &self.entry);
+            let phase = self.publish(pod, &observed);
+            if let Some(at) = deadline(pod, &observed)
+                && self.deps.clock.now() >= at
+            {
+                self.ending = Some(EndReason::DeadlineExceeded);
+                return Next::Ended;
+            }
+            if matches!(phase.as_str(), "Succeeded" | "Failed") {
+                return Next::Ended;
+            }
+            let plan = self.plan(pod, &observed);
+            self.note_waits(&plan);
+            if plan.is_empty() && self.is_prepared(pod) {
+                return self.rest(pod, &observed, &plan);
+            }
+            if let Err(next) = self.prepare(pod, &observed, &plan).await {
+                return next;
+            }
+            if plan.is_empty() {
+                return self.rest(pod, &observed, &plan);
+            }
+            if round > 0 {
+                debug!(pod = pod.full_name(), round, ?plan, "Another round");
+            }
+            if let Err(reason) = self.execute(pod, observed, &plan).await {
+                return self.failed("sync", &reason);
+            }
+            if matches!(&*self.intent.borrow(), Intent::End(_)) || self.stop.is_cancelled() {
+                return Next::At(Instant::now());
+            }
+        }
+        warn!(pod = pod.full_name(), "The plan does not become empty");
+        self.retry(ERROR_RETRY)
+    }
+
+    /// A fresh look at the pod.
+    pub(crate) async fn observe(&mut self) -> cri::port::CriResult<ObservedPod> {
+        let (namespace, name) = {
+            let view = self.entry.view();
+            (view.namespace.clone(), view.name.clone())
+        };
+        let uid = self.entry.uid.clone();
+        self.observer.observe(&uid, &namespace, &name).await
+    }
+
+    fn plan(&self, pod: &DesiredPod, observed: &ObservedPod) -> Plan {
+        let probes = |id: &str| -> ProbeVerdicts { self.deps.prober.verdicts(id) };
+        let mut plan = decide::plan::plan(&PlanInput {
+            pod,
+            observed,
+            probes: &probes,
+            backoffs: &self.backoffs,
+            now: self.deps.clock.now(),
+            gates: self.deps.settings.restart_gates,
+            container_hash: &manifest::container_hash,
+        });
+        // A start that failed a moment ago waits for its own retry time; the others go on.
+        let now = self.deps.clock.now();
+        let mut blocked = false;
+        plan.start.retain(|s| {
+            let waits = blocked || self.retry_at.get(&s.name).is_some_and(|at| *at > now);
+            blocked |= waits && matches!(s.kind, ContainerKind::Init | ContainerKind::Sidecar);
+            !waits
+        });
+        let retry = self
+            .retry_at
+            .values()
+            .filter(|at| **at > now)
+            .min()
+            .copied();
+        plan.wake_at = [plan.wake_at, retry].into_iter().flatten().min();
+        plan
+    }
+
+    fn is_prepared(&self, pod: &DesiredPod) -> bool {
+        self.prepared
+            .as_ref()
+            .is_some_and(|(form, _)| form.same_intent(pod))
+    }
+
+    /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.
+    fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
+        let settings = &self.deps.settings;
+        let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
+        for at in [plan.wake_at, deadline(pod, observed)]
+            .into_iter()
+            .flatten()
+        {
+            wait = wait.min(self.deps.clock.until(at));
+        }
+        Next::At(Instant::now() + wait)
+    }
+
+    fn retry(&self, base: Duration) -> Next {
+        Next::At(
+            Instant::now()
+                + self
+                    .deps
+                    .random
+                    .jitter(base.min(self.deps.settings.sync_frequency), SPREAD),
+        )
+    }
+
+    /// The round failed: note it, and come back after a while or when a start's retry time comes.
+    fn failed(&mut self, what: &str, reason: &str) -> Next {
+        self.note_failure(what, reason);
+        let now = self.deps.clock.now();
+        let earliest = self
+            .retry_at
+            .values()
+            .filter(|at| **at > now)
+            .min()
+            .map(|at| self.deps.clock.until(*at));
+        match earliest {
+            Some(wait) => self.retry(wait.min(ERROR_RETRY)),
+            None => self.retry(ERROR_RETRY),
+        }
+    }
+
+    /// Logs a failure of the pod's work, at most once a minute for each text.
+    pub(crate) fn note_failure(&self, what: &str, reason: &str) {
+        let key = format!("{what} {} {reason}", self.entry.uid);
+        if self
+            .deps
+            .limiter
+            .allow(&key, std::time::Instant::now())
+            .is_some()
+        {
+            warn!(pod = self.name(), uid = %self.entry.uid, step = what, err = reason, "Error syncing pod, skipping");
+        }
+    }
+
+    /// Cgroup, directories and volumes. On failure the next moment to try.
+    async fn prepare(
+        &mut self,
+        pod: &DesiredPod,
+        observed: &ObservedPod,
+        plan: &Plan,
+    ) -> Result<(), Next> {
+        let needs_network =
+            !pod.host_network() && !(plan.is_empty() && observed.sandboxes.iter().any(|s| s.ready));
+        let network = self.deps.health.borrow().network_not_ready.clone();
+        if needs_network && let Some((reason, message)) = network {
+            let text = format!(
+                "network is not ready: container runtime network not ready: NetworkReady=false reason:{reason} message:{message}"
+            );
+            self.entry.mark(
+                StepKind::Network,
+                "",
+                StepResult::Failed(text.clone()),
+                self.deps.clock.now(),
+            );
+            self.note_failure("network", &text);
+            return Err(self.retry(NETWORK_RETRY));
+        }
+        if self.is_prepared(pod) {
+            return Ok(());
+        }
+        let volumes = match self.prepare_host(pod).await {
+            Ok(volumes) => volumes,
+            Err(reason) => return Err(self.failed("prepare", &reason)),
+        };
+        self.prepared = Some((pod.clone(), volumes));
+        Ok(())
+    }
+
+    async fn prepare_host(&mut self, pod: &DesiredPod) -> Result<MountedVolumes, String> {
+        let deps = self.deps.clone();
+        let settings = &deps.settings;
+        if settings.cgroups_per_qos {
+            let options = resources::PodCgroupOptions {
+                cpu_quota: settings.node.cpu_cfs_quota,
+                cpu_period: settings.node.cpu_cfs_period,
+                pids_limit: settings.pod_pids_limit,
+                hugepage_sizes: settings.node.hugepage_sizes.clone(),
+                memory_qos: settings.node.memory_qos,
+                pod_level: true,
+            };
+            let name = resources::pod_cgroup_name(&settings.kubepods, pod, true);
+            let values = resources::pod_cgroup_resources(pod, &options);
+            let begin = Instant::now();
+            self.step(StepKind::Cgroup, "", async {
+                deps.host
+                    .ensure_cgroup(&name, &values)
+                    .await
+                    .map_err(|e| e.chain())
+            })
+            .await?;
+            deps.metrics.cgroup_operation("create", begin.elapsed());
+        }
+        self.step(StepKind::Directories, "", async {
+            deps.host
+                .make_pod_dirs(pod.uid())
+                .await
+                .map_err(|e| format!("error making pod data directories: {}", e.chain()))
+        })
+        .await?;
+        let payloads = self.payloads(pod)?;
+        self.step(StepKind::Volumes, "", async {
+            deps.host
+                .mount_volumes(pod, &payloads)
+                .await
+                .map_err(|e| e.chain())
+        })
+        .await
+    }
+
+    /// What downwardAPI volumes show.
+    fn payloads(&self, pod: &DesiredPod) -> Result<VolumePayloads, String> {
+        let mut payloads = VolumePayloads::new();
+        let allocatable = self.deps.settings.node.allocatable.as_ref();
+        for volume in pod.spec().volumes.iter().flatten() {
+            let mut files = BTreeMap::new();
+            let own = volume
+                .downward_api
+                .as_ref()
+                .map(|d| (d.items.as_deref(), d.default_mode));
+            let projected = volume.projected.as_ref().map(|p| {
+                let items = p
+                    .sources
+                    .iter()
+                    .flatten()
+                    .filter_map(|s| s.downward_api.as_ref()?.items.as_deref());
+                (items, p.default_mode)
+            });
+            let lists: Vec<(&[_], Option<i32>)> = match (own, projected) {
+                (Some((items, mode)), _) => vec![(items.unwrap_or_default(), mode)],
+                (None, Some((items, mode))) => items.map(|i| (i, mode)).collect(),
+                (None, None) => continue,
+            };
+            for (items, mode) in lists {
+                let made = downward::item_files(pod, items, mode.unwrap_or(0o644), allocatable)
+                    .map_err(|e| {
+                        format!(
+                            "MountVolume.SetUp failed for volume \"{}\" : {e}",
+                            volume.name
+                        )
+                    })?;
+                files.extend(made);
+            }
+            payloads.insert(volume.name.clone(), files);
+        }
+        Ok(payloads)
+    }
+
+    /// The pod's cgroup as the runtime is told of it.
+    pub(crate) fn cgroup_parent(&self, pod: &DesiredPod) -> String {
+        let settings = &self.deps.settings;
+        if !settings.cgroups_per_qos {
+            return String::new();
+        }
+        self.deps
+            .host
+            .cgroup_parent(&resources::pod_cgroup_name(&settings.kubepods, pod, true))
+    }
+
+    /// Carries out one plan, stage by stage.
+    async fn execute(
+        &mut self,
+        pod: &DesiredPod,
+        mut observed: ObservedPod,
+        plan: &Plan,
+    ) -> Result<(), String> {
+        if plan.kill_pod {
+            self.kill_pod(pod, &observed).await?;
+            // What was alive is gone: what follows must look again.
+            if !matches!(plan.sandbox, SandboxStep::Create { .. }) {
+                return Ok(());
+            }
+        } else if !plan.kill.is_empty() {
+            self.kill(pod, &observed, &plan.kill).await?;
+        }
+        for id in &plan.prune {
+            if let Some(c) = observed.containers.iter().find(|c| c.id == *id) {
+                self.remove_container(&c.id, &c.name, &c.log_path).await?;
+            }
+        }
+        let (sandbox_id, attempt) = match &plan.sandbox {
+            SandboxStep::None => return Ok(()),
+            SandboxStep::Keep(id) => {
+                let attempt = observed
+                    .sandboxes
+                    .iter()
+                    .find(|s| s.id == *id)
+                    .map_or(0, |s| s.attempt);
+                (id.clone(), attempt)
+            }
+            SandboxStep::Create { attempt } => {
+                let id = self.create_sandbox(pod, *attempt).await?;
+                observed = self.observe().await.map_err(|e| e.to_string())?;
+                (id, *attempt)
+            }
+        };
+        if plan.start.is_empty() {
+            return Ok(());
+        }
+        let request = self.sandbox_request(pod, attempt).await?;
+        let volumes = self
+            .prepared
+            .as_ref()
+            .map(|(_, v)| v.clone())
+            .unwrap_or_default();
+        let mut first_failure = None;
+        for start in &plan.start {
+            let started = self
+                .start_container(pod, &observed, &sandbox_id, &request, &volumes, start)
+                .await;
+            let Err(failure) = started else { continue };
+            if !failure.report {
+                return Ok(());
+            }
+            let text = format!(
+                "container \"{}\": {}: {}",
+                start.name, failure.reason, failure.message
+            );
+            first_failure.get_or_insert(text);
+            if matches!(start.kind, ContainerKind::Init | ContainerKind::Sidecar) {
+                break;
+            }
+        }
+        match first_failure {
+            None => Ok(()),
+            Some(text) => {
+                // The status must show the waiting reason now, not at the next round.
+                if let Ok(observed) = self.observe().await {
+                    self.publish(pod, &observed);
+                }
+                Err(text)
+            }
+        }
+    }
+}
+
+/// When `activeDeadlineSeconds` is over, counted from the first sandbox.
+fn deadline(pod: &DesiredPod, observed: &ObservedPod) -> Option<Timestamp> {
+    let seconds = pod.spec().active_deadline_seconds?;
+    let start = observed.sandboxes.iter().map(|s| s.created_at).min()?;
+    start
+        .saturating_add(jiff::SignedDuration::from_secs(seconds))
+        .ok()
+}

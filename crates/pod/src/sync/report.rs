@@ -1,0 +1,168 @@
+//! What a round leaves behind for readers: the pod's status, why containers last stopped, what the pod waits for.
+
+use std::collections::BTreeMap;
+
+use decide::resources::qos_class;
+use decide::status::{self, Failure, StatusInput, WaitingReason};
+use model::api::PodStatus;
+use model::observed::{ContainerState, ObservedContainer, ObservedPod};
+use model::plan::Plan;
+use model::pod::DesiredPod;
+use model::report::StopReport;
+use model::timeline::{StepKind, StepResult};
+
+use crate::registry::{PodView, WorkerState};
+use crate::worker::{EndReason, Worker};
+
+impl Worker {
+    /// Composes and publishes the status; the phase that the containers alone give.
+    pub(crate) fn publish(&mut self, pod: &DesiredPod, observed: &ObservedPod) -> String {
+        let deps = self.deps.clone();
+        let settings = &deps.settings;
+        let waiting: BTreeMap<String, WaitingReason> = self
+            .problems
+            .iter()
+            .map(|(name, (reason, message))| {
+                (
+                    name.clone(),
+                    WaitingReason {
+                        reason: reason.clone(),
+                        message: message.clone(),
+                    },
+                )
+            })
+            .collect();
+        let failure = self.failure();
+        let probes = |id: &str| deps.prober.results(id);
+        let (previous, state) = {
+            let view = self.entry.view();
+            (view.status.clone(), view.state)
+        };
+        let previous = previous.phase.is_some().then_some(previous);
+        let input = StatusInput {
+            pod,
+            observed,
+            previous: previous.as_ref(),
+            waiting: &waiting,
+            probes: &probes,
+            runtime_name: &settings.runtime_name,
+            host_ips: &settings.status_host_ips,
+            qos_class: qos_class(pod, true).as_str(),
+            pod_resources: None,
+            ended: state != WorkerState::Syncing && !observed.anything_alive(),
+            failure: failure.as_ref(),
+            extra_conditions: &[],
+            recursive_read_only: settings.recursive_read_only,
+            agent_started: settings.agent_started,
+            forget_on_restart: settings.forget_on_restart,
+            terminating: state != WorkerState::Syncing,
+            gates: settings.restart_gates,
+            now: deps.clock.now(),
+        };
+        let computed = status::pod_status(&input);
+        let phase = computed.phase.clone().unwrap_or_default();
+        let shown = status::publishable(previous.as_ref(), computed, observed.anything_alive());
+        let stops = self.stops(pod, observed);
+        let mut view = self.entry.view();
+        let was_ready = is_ready(&view.status);
+        let ready = is_ready(&shown);
+        view.status = shown;
+        note_stops(&mut view, stops);
+        drop(view);
+        if ready && !was_ready {
+            self.entry
+                .mark(StepKind::Ready, "", StepResult::Done, deps.clock.now());
+        }
+        phase
+    }
+
+    /// What ends the pod as Failed, whatever its containers did.
+    fn failure(&self) -> Option<Failure> {
+        match self.ending.as_ref()? {
+            EndReason::Refused { reason, message } => Some(Failure {
+                reason: reason.clone(),
+                message: format!("Pod was rejected: {message}"),
+            }),
+            EndReason::DeadlineExceeded => Some(Failure {
+                reason: "DeadlineExceeded".to_owned(),
+                message: "Pod was active on the node longer than the specified deadline".to_owned(),
+            }),
+            EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => {
+                None
+            }
+        }
+    }
+
+    /// The newest exit of each container.
+    fn stops<'a>(&self, pod: &DesiredPod, observed: &'a ObservedPod) -> Vec<&'a ObservedContainer> {
+        pod.containers()
+            .filter_map(|entry| {
+                observed
+                    .containers
+                    .iter()
+                    .find(|c| c.name == entry.spec.name && c.state == ContainerState::Exited)
+            })
+            .collect()
+    }
+
+    /// Notes what the plan waits for.
+    pub(crate) fn note_waits(&mut self, plan: &Plan) {
+        let mut waits: Vec<String> = Vec::new();
+        for w in &plan.waiting {
+            let until = w
+                .until
+                .map_or_else(String::new, |t| format!(" until {t:.0}"));
+            waits.push(format!("container \"{}\": {}{until}", w.name, w.reason));
+            self.problems
+                .insert(w.name.clone(), (w.reason.to_owned(), w.message.clone()));
+        }
+        // A back-off that is over is no problem any more; the start that follows says what is.
+        let waiting: Vec<&str> = plan.waiting.iter().map(|w| w.name.as_str()).collect();
+        self.problems.retain(|name, (reason, _)| {
+            reason != "CrashLoopBackOff" || waiting.contains(&name.as_str())
+        });
+        for (name, at) in &self.retry_at {
+            let reason = self.problems.get(name).map_or("", |(reason, _)| reason);
+            waits.push(format!("container \"{name}\": {reason} until {at:.0}"));
+        }
+        self.entry.view().waits_for = waits;
+    }
+}
+
+fn note_stops(view: &mut PodView, stops: Vec<&ObservedContainer>) {
+    for c in stops {
+        if view
+            .last_stops
+            .get(&c.name)
+            .is_some_and(|s| s.at == c.finished_at && s.exit_code == c.exit_code)
+        {
+            continue;
+        }
+        let killed = view.last_kill.remove(&c.id);
+        let why = match (killed, c.reason.as_str()) {
+            (_, "OOMKilled") => "out of memory",
+            (Some(why), _) => why,
+            (None, _) if view.state != WorkerState::Syncing => "pod ends",
+            (None, _) => "exit",
+        };
+        view.last_stops.insert(
+            c.name.clone(),
+            StopReport {
+                why: why.to_owned(),
+                exit_code: c.exit_code,
+                reason: c.reason.clone(),
+                at: c.finished_at,
+                message: c.message.clone(),
+            },
+        );
+    }
+}
+
+/// The Ready condition of a status.
+fn is_ready(status: &PodStatus) -> bool {
+    status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|c| c.type_ == "Ready" && c.status == "True")
+}

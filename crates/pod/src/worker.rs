@@ -1,0 +1,381 @@
+//! The pod worker: one task per pod UID, serial within the pod.
+//!
+//! ```text
+//!            Run(newest)                    nothing alive
+//!   Syncing ─────────────▶ … ─▶ Terminating ─────────────▶ Terminated ──▶ (source gone) ──▶ done
+//!      │   pod completed, End, refused  ▲                      │
+//!      └────────────────────────────────┘                      └─ waits while its source still holds it
+//! ```
+//!
+//! Never back: a pod whose end began ends. Every round begins with a fresh observation and plans from nothing else (invariant 11), so a round
+//! may be cut off at any point by `kill -9` and the next process goes on.
+//!
+//! Task: owned by the dispatcher through [`Intent`]; ends by itself when its pod is gone, or at once when [`Tasks::stop`] is cancelled and it is between
+//! two calls. Inputs: the newest intent (watch), wake-ups of the pod's entry (coalesced), its own timer. Deadlines: each runtime call's. A hung
+//! call holds this pod only.
+
+use std::collections::{BTreeMap, HashSet};
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cri::port::{RuntimeMutator, RuntimeReader};
+use decide::backoff::Backoffs;
+use jiff::Timestamp;
+use model::pod::{DesiredPod, PodUid};
+use model::timeline::{StepKind, StepResult};
+use telemetry::LogLimiter;
+use telemetry::metrics::Metrics;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::admit::AdmitHandle;
+use crate::images::Images;
+use crate::pleg::Health;
+use crate::ports::{Clock, MountedVolumes, PodHost, Random, Tasks};
+use crate::prober::Prober;
+use crate::registry::{PodEntry, Registry, WorkerState};
+use crate::settings::Settings;
+use crate::sync::observe::Observer;
+
+/// What the dispatcher wants of a pod. The newest value counts; those in between may be skipped.
+#[derive(Clone, Debug)]
+pub enum Intent {
+    /// Keep it running, in this form.
+    Run(DesiredPod),
+    /// End it.
+    End(Ending),
+}
+
+/// How and why a pod ends.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// Its newest desired form; None for a pod that only the runtime knows.
+    pub pod: Option<DesiredPod>,
+    /// Why.
+    pub why: EndReason,
+    /// Grace in seconds that the reason sets; None: the pod's own.
+    pub grace: Option<i64>,
+    /// Its source has let it go: nothing of it stays.
+    pub gone: bool,
+}
+
+/// Why a pod ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// Its source has it no more.
+    Removed,
+    /// The API asked for its deletion.
+    Deleted,
+    /// Only the runtime knows it.
+    Orphan,
+    /// Admission refused it.
+    Refused {
+        /// Reason of the status.
+        reason: String,
+        /// Message without the "Pod was rejected: " in front.
+        message: String,
+    },
+    /// Everything in it has run to its end.
+    Completed,
+    /// `activeDeadlineSeconds` is over.
+    DeadlineExceeded,
+}
+
+impl Intent {
+    /// The pod has a newer form.
+    pub fn update(&mut self, pod: DesiredPod) {
+        *self = match self {
+            Self::Run(_) if pod.is_deleting() => Self::End(Ending {
+                grace: None,
+                why: EndReason::Deleted,
+                gone: false,
+                pod: Some(pod),
+            }),
+            Self::Run(_) => Self::Run(pod),
+            Self::End(ending) => Self::End(Ending {
+                pod: Some(pod),
+                ..ending.clone()
+            }),
+        };
+    }
+
+    /// The pod's source let it go.
+    pub fn end(&mut self, why: EndReason) {
+        *self = match self {
+            Self::Run(pod) => Self::End(Ending {
+                pod: Some(pod.clone()),
+                why,
+                grace: None,
+                gone: true,
+            }),
+            Self::End(ending) => Self::End(Ending {
+                gone: true,
+                ..ending.clone()
+            }),
+        };
+    }
+
+    /// The pod's newest desired form.
+    pub fn pod(&self) -> Option<&DesiredPod> {
+        match self {
+            Self::Run(pod) => Some(pod),
+            Self::End(ending) => ending.pod.as_ref(),
+        }
+    }
+}
+
+/// What every worker shares. Values and ports, no managers.
+pub struct PodDeps {
+    /// The runtime, to look at.
+    pub reader: Arc<dyn RuntimeReader>,
+    /// The runtime, to change. Only workers hold it.
+    pub mutator: Arc<dyn RuntimeMutator>,
+    /// The host.
+    pub host: Arc<dyn PodHost>,
+    /// Images.
+    pub images: Images,
+    /// Probes.
+    pub prober: Arc<Prober>,
+    /// The way to the node's ledger.
+    pub admit: AdmitHandle,
+    /// Clock.
+    pub clock: Clock,
+    /// Randomness.
+    pub random: Random,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// The table of pods.
+    pub registry: Arc<Registry>,
+    /// The runtime's health.
+    pub health: watch::Receiver<Health>,
+    /// Keeps one message from flooding the log.
+    pub limiter: LogLimiter,
+    /// Settings and facts of the node.
+    pub settings: Settings,
+}
+
+/// When a round wants to be followed by another one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Next {
+    /// At this moment, if nothing wakes the worker before.
+    At(Instant),
+    /// The pod has run to its end.
+    Ended,
+}
+
+/// One pod's worker.
+pub(crate) struct Worker {
+    pub(crate) deps: Arc<PodDeps>,
+    pub(crate) entry: Arc<PodEntry>,
+    pub(crate) intent: watch::Receiver<Intent>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) observer: Observer,
+    pub(crate) backoffs: Backoffs,
+    /// The form of the pod for which cgroup, directories and volumes stand ready, and the volumes.
+    pub(crate) prepared: Option<(DesiredPod, MountedVolumes)>,
+    /// Waiting reason and message of containers whose start failed, until one succeeds.
+    pub(crate) problems: BTreeMap<String, (String, String)>,
+    /// When a problem is worth another try.
+    pub(crate) retry_at: BTreeMap<String, Timestamp>,
+    /// Grace in seconds as decided when the end began; only ever shortened.
+    pub(crate) grace: Option<i64>,
+    /// When its end began.
+    pub(crate) ending_since: Option<Instant>,
+    /// Containers whose preStop hook was begun.
+    pub(crate) hooked: Mutex<HashSet<String>>,
+    /// Why the pod ends, once it does.
+    pub(crate) ending: Option<EndReason>,
+    /// Metrics: the first round has been counted.
+    pub(crate) started: bool,
+}
+
+/// Starts a pod's worker.
+pub fn spawn(
+    deps: Arc<PodDeps>,
+    entry: Arc<PodEntry>,
+    intent: watch::Receiver<Intent>,
+    done: mpsc::Sender<PodUid>,
+    tasks: &Tasks,
+) {
+    let stop = tasks.stop().clone();
+    let worker = Worker {
+        observer: Observer::new(deps.reader.clone(), deps.host.clone()),
+        backoffs: Backoffs::new(deps.settings.max_restart_period),
+        deps,
+        intent,
+        stop,
+        prepared: None,
+        problems: BTreeMap::new(),
+        retry_at: BTreeMap::new(),
+        grace: None,
+        ending_since: None,
+        hooked: Mutex::default(),
+        ending: None,
+        started: false,
+        entry: entry.clone(),
+    };
+    tasks.spawn(async move {
+        if worker.run().await.is_some() {
+            let _ = done.send(entry.uid.clone()).await;
+        }
+    });
+}
+
+impl Worker {
+    /// The pod's whole life. None when the agent stops before the pod is gone.
+    async fn run(mut self) -> Option<()> {
+        self.syncing().await?;
+        self.entry.view().state = WorkerState::Terminating;
+        self.terminating().await?;
+        self.entry.view().state = WorkerState::Terminated;
+        self.terminated().await
+    }
+
+    /// The newest intent, marked as seen.
+    pub(crate) fn newest(&mut self) -> Intent {
+        self.intent.borrow_and_update().clone()
+    }
+
+    /// Rounds until the pod completes or is to end.
+    async fn syncing(&mut self) -> Option<()> {
+        loop {
+            let pod = match self.newest() {
+                Intent::Run(pod) => pod,
+                Intent::End(ending) => {
+                    self.ending = Some(ending.why);
+                    return Some(());
+                }
+            };
+            match self.sync_round(&pod).await {
+                Next::Ended => {
+                    self.ending = Some(self.ending.take().unwrap_or(EndReason::Completed));
+                    return Some(());
+                }
+                Next::At(at) => self.wait(at).await?,
+            }
+        }
+    }
+
+    /// Rounds until nothing of the pod can run any more.
+    async fn terminating(&mut self) -> Option<()> {
+        while !self.terminate_round().await? {
+            let again = Instant::now() + self.deps.random.jitter(Duration::from_secs(1), 0.5);
+            self.wait(again).await?;
+        }
+        self.deps.admit.ended(&self.entry.uid).await;
+        Some(())
+    }
+
+    /// Cleans up; stays for as long as the source holds the pod.
+    async fn terminated(&mut self) -> Option<()> {
+        let mut unmounted = false;
+        loop {
+            let gone = matches!(self.newest(), Intent::End(Ending { gone: true, .. }));
+            if !unmounted || gone {
+                match self.clean_up(gone).await {
+                    Ok(()) if gone => return Some(()),
+                    Ok(()) => unmounted = true,
+                    Err(reason) => {
+                        if self
+                            .deps
+                            .limiter
+                            .allow(
+                                &format!("clean {}", self.entry.uid),
+                                std::time::Instant::now(),
+                            )
+                            .is_some()
+                        {
+                            error!(pod = self.name(), uid = %self.entry.uid, err = reason, "Pod cannot be cleaned up yet");
+                        }
+                        let again =
+                            Instant::now() + self.deps.random.jitter(Duration::from_secs(2), 0.5);
+                        self.wait(again).await?;
+                        continue;
+                    }
+                }
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return None,
+                changed = self.intent.changed() => if changed.is_err() { return None },
+            }
+        }
+    }
+
+    /// Waits for the moment, a wake-up or a new intent. None when the agent stops.
+    async fn wait(&mut self, at: Instant) -> Option<()> {
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => None,
+            changed = self.intent.changed() => changed.ok(),
+            () = self.entry.woken() => Some(()),
+            () = tokio::time::sleep_until(at) => Some(()),
+        }
+    }
+
+    /// `NAME_NAMESPACE` for logs.
+    pub(crate) fn name(&self) -> String {
+        let view = self.entry.view();
+        format!("{}_{}", view.name, view.namespace)
+    }
+
+    /// Runs one step under the pod's step record.
+    pub(crate) async fn step<T>(
+        &self,
+        kind: StepKind,
+        subject: &str,
+        step: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        self.entry.begin(kind, subject, self.deps.clock.now());
+        let result = step.await;
+        let outcome = match &result {
+            Ok(_) => StepResult::Done,
+            Err(reason) => StepResult::Failed(reason.clone()),
+        };
+        self.entry
+            .end(kind, subject, outcome, self.deps.clock.now());
+        result
+    }
+
+    /// Unmounts, removes the pod's cgroup, and with `gone` everything else that is left: containers, sandboxes, logs, directories.
+    async fn clean_up(&mut self, gone: bool) -> Result<(), String> {
+        let uid = self.entry.uid.clone();
+        let deps = self.deps.clone();
+        let host = &deps.host;
+        self.deps.prober.forget(&uid);
+        self.deps.images.forget(&uid);
+        if gone {
+            self.remove_from_runtime().await?;
+        }
+        self.step(StepKind::Cleanup, "", async {
+            let volumes = if gone {
+                host.remove_pod_dir(&uid).await
+            } else {
+                host.unmount_volumes(&uid).await
+            };
+            volumes.map_err(|e| e.chain())
+        })
+        .await?;
+        if self.deps.settings.cgroups_per_qos {
+            self.step(StepKind::RemoveCgroup, "", async {
+                host.remove_pod_cgroup(&uid).await.map_err(|e| e.chain())
+            })
+            .await?;
+        }
+        if gone {
+            let (namespace, name) = {
+                let view = self.entry.view();
+                (view.namespace.clone(), view.name.clone())
+            };
+            host.remove_pod_logs(&namespace, &name, &uid)
+                .await
+                .map_err(|e| e.chain())?;
+            self.entry
+                .mark(StepKind::Gone, "", StepResult::Done, self.deps.clock.now());
+            info!(pod = self.name(), uid = %uid, "Pod is gone");
+        }
+        Ok(())
+    }
+}
