@@ -34,9 +34,7 @@ pub(crate) fn run(shell: &Shell, quick: bool) -> Result<bool> {
     if go.is_file() {
         kubelets.push(("Go kubelet", go));
     } else {
-        println!(
-            "the Go kubelet is not built (lab/build-reference kubelet): rubelet alone is measured"
-        );
+        println!("the Go kubelet is not built (lab/build-reference kubelet): rubelet alone is measured");
     }
     let images = setup::images(shell)?;
     let runtime = Containerd::reference().map_or_else(setup::system, Ok)?;
@@ -56,28 +54,15 @@ pub(crate) fn run(shell: &Shell, quick: bool) -> Result<bool> {
             stage.close()?;
         }
     }
-    println!(
-        "\nmedians of {rounds} round(s), containerd {}, {}",
-        runtime.version,
-        arguments.join(" ")
-    );
+    println!("\nmedians of {rounds} round(s), containerd {}, {}", runtime.version, arguments.join(" "));
     print!("{:<30}", "");
     for (name, _) in &kubelets {
         print!(" {name:>12}");
     }
-    println!(
-        "{}",
-        if kubelets.len() > 1 {
-            "        ratio"
-        } else {
-            ""
-        }
-    );
+    println!("{}", if kubelets.len() > 1 { "        ratio" } else { "" });
     for (key, label) in FIGURES {
-        let medians: Vec<Option<f64>> = results
-            .iter()
-            .map(|r| median(r.iter().flat_map(|v| numbers(&v[key])).collect()))
-            .collect();
+        let medians: Vec<Option<f64>> =
+            results.iter().map(|r| median(r.iter().flat_map(|v| numbers(&v[key])).collect())).collect();
         let shown = |m: &Option<f64>| m.map_or("-".to_owned(), |m| format!("{m:.2}"));
         print!("{label:<30}");
         for m in &medians {
@@ -129,10 +114,8 @@ fn measure(
     }
     let log = shell.log(what);
     let text = std::fs::read_to_string(&log)?;
-    let last = text
-        .lines()
-        .rfind(|l| l.starts_with('{'))
-        .with_context(|| format!("no figures in {}", log.display()))?;
+    let last =
+        text.lines().rfind(|l| l.starts_with('{')).with_context(|| format!("no figures in {}", log.display()))?;
     serde_json::from_str(last).with_context(|| format!("not JSON: {last}"))
 }
 
@@ -147,11 +130,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;
-    Some(if values.len().is_multiple_of(2) {
-        (values[middle - 1] + upper) / 2.0
-    } else {
-        upper
-    })
+    Some(if values.len().is_multiple_of(2) { (values[middle - 1] + upper) / 2.0 } else { upper })
 }
 
 #[cfg(test)]

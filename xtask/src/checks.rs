@@ -36,26 +36,14 @@ enum Finding {
 pub(crate) fn run(shell: &Shell) -> Result<bool> {
     let out = Command::new("git")
         .current_dir(crate::root())
-        .args([
-            "ls-files",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            "-z",
-        ])
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
         .output()
         .context("cannot run git")?;
     if !out.status.success() {
-        bail!(
-            "git ls-files: {}",
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
+        bail!("git ls-files: {}", String::from_utf8_lossy(&out.stderr).trim());
     }
     let mut fine = true;
-    for name in String::from_utf8_lossy(&out.stdout)
-        .split('\0')
-        .filter(|n| !n.is_empty())
-    {
+    for name in String::from_utf8_lossy(&out.stdout).split('\0').filter(|n| !n.is_empty()) {
         shell.check()?;
         // Not text, or removed and not yet committed: nothing to read.
         let Ok(text) = std::fs::read_to_string(crate::root().join(name)) else {
@@ -78,45 +66,30 @@ fn check(name: &str, text: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     if Path::new(name).extension().is_some_and(|e| e == "rs") {
         if !text.starts_with("//!") {
-            found.push(Finding::Error(
-                "a module opens with `//!` and says what it is for".into(),
-            ));
+            found.push(Finding::Error("a module opens with `//!` and says what it is for".into()));
         }
         let lines = text.lines().count();
         if lines > LONG {
-            found.push(Finding::Warning(format!(
-                "{lines} lines; split it by topic"
-            )));
+            found.push(Finding::Warning(format!("{lines} lines; split it by topic")));
         }
         if !name.starts_with("crates/host/") {
             // The compiler denies the code itself; this is the way around it.
             let allow = ["allow", "(unsafe_code)"].concat();
             if text.contains(&allow) {
-                found.push(Finding::Error(
-                    "`unsafe` may stand only in crates/host".into(),
-                ));
+                found.push(Finding::Error("`unsafe` may stand only in crates/host".into()));
             }
         }
     }
-    if matches!(
-        name,
-        "crates/decide/Cargo.toml" | "crates/manifest/Cargo.toml" | "crates/model/Cargo.toml"
-    ) && text.lines().any(|l| l.trim_start().starts_with("tokio"))
+    if matches!(name, "crates/decide/Cargo.toml" | "crates/manifest/Cargo.toml" | "crates/model/Cargo.toml")
+        && text.lines().any(|l| l.trim_start().starts_with("tokio"))
     {
         found.push(Finding::Error("this crate is pure: no tokio".into()));
     }
     // The lock file is cargo's.
     if name != "Cargo.lock" {
         for (number, line) in text.lines().enumerate() {
-            if let Some(host) = REGISTRIES
-                .iter()
-                .map(|r| r.concat())
-                .find(|h| line.contains(h))
-            {
-                found.push(Finding::Error(format!(
-                    "line {}: names the package registry {host}",
-                    number + 1
-                )));
+            if let Some(host) = REGISTRIES.iter().map(|r| r.concat()).find(|h| line.contains(h)) {
+                found.push(Finding::Error(format!("line {}: names the package registry {host}", number + 1)));
             }
         }
     }
@@ -129,31 +102,18 @@ mod tests {
 
     #[test]
     fn finds_what_is_against_the_rules() {
-        let error = |name: &str, text: &str| {
-            check(name, text)
-                .iter()
-                .any(|f| matches!(f, Finding::Error(_)))
-        };
+        let error = |name: &str, text: &str| check(name, text).iter().any(|f| matches!(f, Finding::Error(_)));
         assert!(!error("crates/pod/src/a.rs", "//! A.\nfn a() {}\n"));
         assert!(error("crates/pod/src/a.rs", "fn a() {}\n"));
         let unsafe_ok = format!("//! A.\n#![{}]\n", ["allow", "(unsafe_code)"].concat());
         assert!(error("crates/pod/src/a.rs", &unsafe_ok));
         assert!(!error("crates/host/src/a.rs", &unsafe_ok));
-        assert!(error(
-            "crates/decide/Cargo.toml",
-            "[dependencies]\ntokio.workspace = true\n"
-        ));
-        assert!(!error(
-            "crates/pod/Cargo.toml",
-            "[dependencies]\ntokio.workspace = true\n"
-        ));
+        assert!(error("crates/decide/Cargo.toml", "[dependencies]\ntokio.workspace = true\n"));
+        assert!(!error("crates/pod/Cargo.toml", "[dependencies]\ntokio.workspace = true\n"));
         let host = format!("see https://{}/x\n", REGISTRIES[0].concat());
         assert!(error("README.md", &host));
         assert!(!error("Cargo.lock", &host));
         let long = format!("//! A.\n{}", "\n".repeat(LONG));
-        assert_eq!(
-            check("crates/pod/src/a.rs", &long),
-            [Finding::Warning("801 lines; split it by topic".into())]
-        );
+        assert_eq!(check("crates/pod/src/a.rs", &long), [Finding::Warning("801 lines; split it by topic".into())]);
     }
 }

@@ -37,22 +37,12 @@ pub(crate) fn run(shell: &Shell, once: bool) -> Result<bool> {
     shell.check()?;
     let mut stage = Stage::create("demo")?;
     let mut rubelet = None;
-    let shown = show(
-        shell,
-        &mut stage,
-        &mut rubelet,
-        &program,
-        &runtime,
-        &images,
-        once,
-    );
+    let shown = show(shell, &mut stage, &mut rubelet, &program, &runtime, &images, once);
     if shown.is_err() || shell.stopped() {
         println!();
     }
     let left = end(&stage, rubelet);
-    let closed = stage
-        .close()
-        .map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"));
+    let closed = stage.close().map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"));
     match shown {
         Ok(()) => {}
         // Ctrl-C is how the demo is meant to end.
@@ -79,13 +69,8 @@ struct Rubelet {
 impl Rubelet {
     fn start(stage: &Stage, program: &Path) -> Result<Self> {
         let dir = stage.dir();
-        let [read_only, healthz, port] =
-            rig::free_ports().context("no free port on the loopback address")?;
-        let (root, manifests, log) = (
-            dir.join("root"),
-            dir.join("manifests"),
-            dir.join("rubelet.log"),
-        );
+        let [read_only, healthz, port] = rig::free_ports().context("no free port on the loopback address")?;
+        let (root, manifests, log) = (dir.join("root"), dir.join("manifests"), dir.join("rubelet.log"));
         for sub in [&root, &manifests] {
             fs::create_dir_all(sub).with_context(|| format!("cannot make {}", sub.display()))?;
         }
@@ -117,31 +102,18 @@ impl Rubelet {
             child.id(),
             log.display()
         );
-        Ok(Self {
-            child,
-            root,
-            log,
-            manifest: manifests.join("hello.yaml"),
-        })
+        Ok(Self { child, root, log, manifest: manifests.join("hello.yaml") })
     }
 
     /// The reports of its pods, once it answers.
     fn pods(&self) -> Option<Vec<Value>> {
-        let (code, body) =
-            rig::http::get_unix(&self.root.join("rubelet/rubelet.sock"), "/v1/pods").ok()?;
-        if code == 200 {
-            serde_json::from_slice(&body).ok()
-        } else {
-            None
-        }
+        let (code, body) = rig::http::get_unix(&self.root.join("rubelet/rubelet.sock"), "/v1/pods").ok()?;
+        if code == 200 { serde_json::from_slice(&body).ok() } else { None }
     }
 
     /// An error with the end of its log.
     fn fail(&self, what: &str) -> anyhow::Error {
-        anyhow!(
-            "{what}; the end of rubelet's log:\n{}",
-            rig::tail(&self.log, 25)
-        )
+        anyhow!("{what}; the end of rubelet's log:\n{}", rig::tail(&self.log, 25))
     }
 
     fn ended(&mut self) -> Result<()> {
@@ -162,11 +134,7 @@ fn show(
     once: bool,
 ) -> Result<()> {
     stage.start_containerd(runtime, images, false)?;
-    println!(
-        "  containerd {} runs at {}",
-        runtime.version,
-        stage.socket().display()
-    );
+    println!("  containerd {} runs at {}", runtime.version, stage.socket().display());
     shell.check()?;
     let rubelet = slot.insert(Rubelet::start(stage, program)?);
     let mut broken = Ok(());
@@ -178,19 +146,12 @@ fn show(
     if !up {
         return Err(rubelet.fail("rubelet does not answer on its local socket"));
     }
-    println!(
-        "\nThe pod: an init container, a sidecar, two containers. Its time line, from the manifest on:\n"
-    );
+    println!("\nThe pod: an init container, a sidecar, two containers. Its time line, from the manifest on:\n");
     let start = Timestamp::now();
-    fs::write(&rubelet.manifest, MANIFEST)
-        .with_context(|| format!("cannot write {}", rubelet.manifest.display()))?;
+    fs::write(&rubelet.manifest, MANIFEST).with_context(|| format!("cannot write {}", rubelet.manifest.display()))?;
     watch(shell, rubelet, start)?;
     println!("\n$ rubelet pods --root-dir {}", rubelet.root.display());
-    let status = Command::new(program)
-        .arg("pods")
-        .arg("--root-dir")
-        .arg(&rubelet.root)
-        .status();
+    let status = Command::new(program).arg("pods").arg("--root-dir").arg(&rubelet.root).status();
     if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
         bail!("`rubelet pods` failed: {status:?}");
     }
@@ -202,10 +163,7 @@ fn show(
         program.display(),
         rubelet.root.display()
     );
-    println!(
-        "Change {} and see what happens. Ctrl-C ends the demo and removes all of it.",
-        rubelet.manifest.display()
-    );
+    println!("Change {} and see what happens. Ctrl-C ends the demo and removes all of it.", rubelet.manifest.display());
     loop {
         shell.check()?;
         rubelet.ended()?;
@@ -223,10 +181,8 @@ fn watch(shell: &Shell, rubelet: &mut Rubelet, start: Timestamp) -> Result<()> {
         let pod = rubelet.pods().and_then(|pods| pods.into_iter().next());
         if let Some(pod) = &pod {
             let steps: Vec<&Value> = pod["timeline"].as_array().into_iter().flatten().collect();
-            let ended = steps
-                .iter()
-                .take_while(|s| !s["ended"].is_null() || s["result"]["result"] != "running")
-                .count();
+            let ended =
+                steps.iter().take_while(|s| !s["ended"].is_null() || s["result"]["result"] != "running").count();
             for step in steps.iter().take(ended).skip(printed) {
                 println!("  {}", line(step, start));
             }
@@ -241,15 +197,9 @@ fn watch(shell: &Shell, rubelet: &mut Rubelet, start: Timestamp) -> Result<()> {
         }
         if began.elapsed() > PATIENCE {
             let why = pod.map_or("rubelet does not show it".to_owned(), |pod| {
-                format!(
-                    "phase {}, last error {}, waits for {}",
-                    pod["phase"], pod["lastError"], pod["waitsFor"]
-                )
+                format!("phase {}, last error {}, waits for {}", pod["phase"], pod["lastError"], pod["waitsFor"])
             });
-            return Err(rubelet.fail(&format!(
-                "the pod is not ready after {} s: {why}",
-                PATIENCE.as_secs()
-            )));
+            return Err(rubelet.fail(&format!("the pod is not ready after {} s: {why}", PATIENCE.as_secs())));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -259,31 +209,20 @@ fn watch(shell: &Shell, rubelet: &mut Rubelet, start: Timestamp) -> Result<()> {
 fn line(step: &Value, start: Timestamp) -> String {
     let time = |key: &str| step[key].as_str().and_then(|t| t.parse::<Timestamp>().ok());
     let (began, ended) = (time("started"), time("ended"));
-    let seconds = |from: Timestamp, to: Timestamp| {
-        (to.as_millisecond() - from.as_millisecond()).max(0) as f64 / 1000.0
-    };
+    let seconds = |from: Timestamp, to: Timestamp| (to.as_millisecond() - from.as_millisecond()).max(0) as f64 / 1000.0;
     let at = ended.or(began).map_or(0.0, |t| seconds(start, t));
     let took = match (began, ended) {
         (Some(b), Some(e)) if seconds(b, e) >= 0.001 => format!("{:.3} s", seconds(b, e)),
         _ => String::new(),
     };
-    let outcome = match (
-        step["result"]["result"].as_str(),
-        step["result"]["detail"].as_str(),
-    ) {
+    let outcome = match (step["result"]["result"].as_str(), step["result"]["detail"].as_str()) {
         (Some(result @ ("failed" | "unknown")), detail) => {
             format!("  {result}: {}", detail.unwrap_or_default())
         }
         _ => String::new(),
     };
     let text = |key: &str| step[key].as_str().unwrap_or_default();
-    format!(
-        "{at:>7.3} s  {:<14} {:<24} {took:>8}{outcome}",
-        text("kind"),
-        text("subject")
-    )
-    .trim_end()
-    .to_owned()
+    format!("{at:>7.3} s  {:<14} {:<24} {took:>8}{outcome}", text("kind"), text("subject")).trim_end().to_owned()
 }
 
 /// Takes the pod and rubelet down as a user would; what is left afterwards is rubelet's fault and is named.
@@ -295,13 +234,9 @@ fn end(stage: &Stage, rubelet: Option<Rubelet>) -> Vec<String> {
     let mut left = Vec::new();
     if running && fs::remove_file(&rubelet.manifest).is_ok() {
         let start = Instant::now();
-        let gone =
-            || rubelet.pods().is_some_and(|p| p.is_empty()) && remains(stage, &rubelet).is_empty();
+        let gone = || rubelet.pods().is_some_and(|p| p.is_empty()) && remains(stage, &rubelet).is_empty();
         if rig::poll(Duration::from_secs(30), gone) {
-            println!(
-                "the manifest is removed; the pod was gone after {:.2} s",
-                start.elapsed().as_secs_f64()
-            );
+            println!("the manifest is removed; the pod was gone after {:.2} s", start.elapsed().as_secs_f64());
         } else {
             left = remains(stage, &rubelet);
             if left.is_empty() {
@@ -312,9 +247,7 @@ fn end(stage: &Stage, rubelet: Option<Rubelet>) -> Vec<String> {
     if let Some(pid) = Pid::from_raw(rubelet.child.id().cast_signed()).filter(|_| running) {
         let _ = kill_process(pid, Signal::TERM);
     }
-    if !rig::poll(Duration::from_secs(10), || {
-        !matches!(rubelet.child.try_wait(), Ok(None))
-    }) {
+    if !rig::poll(Duration::from_secs(10), || !matches!(rubelet.child.try_wait(), Ok(None))) {
         left.push("its own process, 10 s after SIGTERM".to_owned());
         let _ = rubelet.child.kill();
         let _ = rubelet.child.wait();
@@ -324,27 +257,15 @@ fn end(stage: &Stage, rubelet: Option<Rubelet>) -> Vec<String> {
 
 /// What there still is of the pod.
 fn remains(stage: &Stage, rubelet: &Rubelet) -> Vec<String> {
-    let is_pod = |p: &PathBuf| {
-        p.file_name()
-            .is_some_and(|n| n.to_string_lossy().starts_with("pod"))
-    };
+    let is_pod = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("pod"));
     let cgroups = cgroup::tree(stage.cgroup()).into_iter().filter(is_pod);
     let pods = rubelet.root.join("pods");
-    let dirs = fs::read_dir(&pods)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|e| e.path());
-    let shims = rig::processes::working_in(stage.dir())
-        .into_iter()
-        .filter(|(_, p)| *p == rig::processes::Program::Shim);
+    let dirs = fs::read_dir(&pods).into_iter().flatten().flatten().map(|e| e.path());
+    let shims =
+        rig::processes::working_in(stage.dir()).into_iter().filter(|(_, p)| *p == rig::processes::Program::Shim);
     cgroups
         .map(|p| format!("cgroup {}", p.display()))
-        .chain(
-            mounts::below(&pods)
-                .iter()
-                .map(|p| format!("mount {}", p.display())),
-        )
+        .chain(mounts::below(&pods).iter().map(|p| format!("mount {}", p.display())))
         .chain(dirs.map(|p| format!("directory {}", p.display())))
         .chain(shims.map(|(pid, _)| format!("shim {pid}")))
         .collect()
@@ -359,10 +280,7 @@ mod tests {
         let start: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let done = json!({"kind": "start", "subject": "web", "started": "2026-01-01T00:00:01Z", "ended": "2026-01-01T00:00:01.25Z",
                           "result": {"result": "done"}, "count": 1});
-        assert_eq!(
-            line(&done, start),
-            "  1.250 s  start          web                       0.250 s"
-        );
+        assert_eq!(line(&done, start), "  1.250 s  start          web                       0.250 s");
         let failed = json!({"kind": "pull", "subject": "x", "started": "2026-01-01T00:00:01Z", "ended": "2026-01-01T00:00:01Z",
                             "result": {"result": "failed", "detail": "no such image"}, "count": 1});
         assert!(line(&failed, start).ends_with("failed: no such image"));

@@ -49,26 +49,14 @@ pub(crate) fn read(log: &str) -> Report {
             let number = |word: &str| {
                 let words: Vec<&str> = sums.split_whitespace().collect();
                 let at = words.iter().position(|w| w.trim_end_matches(';') == word);
-                at.and_then(|i| words.get(i.checked_sub(1)?)?.parse().ok())
-                    .unwrap_or(0)
+                at.and_then(|i| words.get(i.checked_sub(1)?)?.parse().ok()).unwrap_or(0)
             };
-            report.counts += Counts {
-                passed: number("passed"),
-                failed: number("failed"),
-                skipped: number("ignored"),
-            };
-        } else if let Some(at) = line
-            .find("skipped: ")
-            .filter(|at| *at == 0 || line.starts_with("test "))
-        {
-            report
-                .skips
-                .push(line[at + "skipped: ".len()..].trim().to_owned());
+            report.counts += Counts { passed: number("passed"), failed: number("failed"), skipped: number("ignored") };
+        } else if let Some(at) = line.find("skipped: ").filter(|at| *at == 0 || line.starts_with("test ")) {
+            report.skips.push(line[at + "skipped: ".len()..].trim().to_owned());
         } else if let Some(name) = line.strip_prefix("    ").filter(|n| !n.contains(' ')) {
             // The list after `failures:`; a name comes once, whatever else is indented.
-            if log.contains(&format!("test {name} ... "))
-                && !report.failures.iter().any(|f| f == name)
-            {
+            if log.contains(&format!("test {name} ... ")) && !report.failures.iter().any(|f| f == name) {
                 report.failures.push(name.to_owned());
             }
         }
@@ -108,25 +96,11 @@ test five ... ok
 test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
 ";
         let report = read(log);
-        assert_eq!(
-            report.counts,
-            Counts {
-                passed: 2,
-                failed: 1,
-                skipped: 2
-            }
-        );
+        assert_eq!(report.counts, Counts { passed: 2, failed: 1, skipped: 2 });
         assert_eq!(report.failures, ["a::two"]);
         assert_eq!(report.skips, ["no cpuset controller"]);
         assert_eq!(report.counts.to_string(), "2 passed, 1 failed, 2 skipped");
-        assert_eq!(
-            Counts {
-                passed: 1,
-                ..Counts::default()
-            }
-            .to_string(),
-            "1 passed, 0 failed"
-        );
+        assert_eq!(Counts { passed: 1, ..Counts::default() }.to_string(), "1 passed, 0 failed");
     }
 
     #[test]

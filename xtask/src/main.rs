@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo`, `test`, `ci`, `tidy`, `bench`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `test` (also called `ci`), `tidy`, `bench`, `containerd`.
 
 mod bench;
 mod checks;
@@ -34,9 +34,8 @@ enum Task {
         once: bool,
     },
     /// Run formatting, lints, unit, property, wire-fake and end-to-end tests
+    #[command(alias = "ci")]
     Test(test::Options),
-    /// The same as CI runs it: no colour, no prompt
-    Ci(test::Options),
     /// Remove what earlier runs left behind, and check the repository's own rules
     Tidy,
     /// Measure rubelet, and beside it the Go kubelet when it is built (lab/build-reference kubelet)
@@ -57,8 +56,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = Shell::new().and_then(|shell| match arguments.command {
         Task::Demo { once } => demo::run(&shell, once),
-        Task::Test(options) => test::run(&shell, &options, false),
-        Task::Ci(options) => test::run(&shell, &options, true),
+        Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
         Task::Bench { quick } => bench::run(&shell, quick),
         Task::Containerd { which } => containerd(&shell, which),
@@ -79,9 +77,7 @@ fn main() -> ExitCode {
 
 /// The repository's root.
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap_or(Path::new("."))
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
 /// Removes what killed runs left; true when nothing of theirs is there any more.
@@ -90,16 +86,10 @@ fn remove_remains() -> bool {
     for remains in rig::remains() {
         let dir = remains.dir.display();
         match remains.wipe() {
-            Ok(()) => println!(
-                "removed what an earlier {} left: {dir}",
-                remains.record.kind
-            ),
+            Ok(()) => println!("removed what an earlier {} left: {dir}", remains.record.kind),
             Err(e) => {
                 clean = false;
-                eprintln!(
-                    "an earlier {} left {dir}, and it cannot be removed: {e:#}",
-                    remains.record.kind
-                );
+                eprintln!("an earlier {} left {dir}, and it cannot be removed: {e:#}", remains.record.kind);
             }
         }
     }
@@ -109,9 +99,7 @@ fn remove_remains() -> bool {
 fn tidy(shell: &Shell) -> Result<bool> {
     let root_user = rustix::process::geteuid().is_root();
     if !root_user && !rig::remains().is_empty() {
-        eprintln!(
-            "earlier runs left something in /var/tmp: run `cargo xtask tidy` as root to remove it"
-        );
+        eprintln!("earlier runs left something in /var/tmp: run `cargo xtask tidy` as root to remove it");
     }
     let clean = !root_user || remove_remains();
     Ok(checks::run(shell)? && clean)
@@ -119,18 +107,10 @@ fn tidy(shell: &Shell) -> Result<bool> {
 
 fn containerd(shell: &Shell, which: u8) -> Result<bool> {
     setup::prepare(shell)?;
-    let runtime = if which == 2 {
-        setup::reference(shell)?
-    } else {
-        setup::system()?
-    };
+    let runtime = if which == 2 { setup::reference(shell)? } else { setup::system()? };
     let mut stage = Stage::create("containerd")?;
     stage.start_containerd(&runtime, &setup::images(shell)?, true)?;
-    println!(
-        "containerd {} at {}",
-        runtime.version,
-        stage.socket().display()
-    );
+    println!("containerd {} at {}", runtime.version, stage.socket().display());
     println!(
         "end-to-end tests on it: RUBELET_E2E_CONTAINERD_SOCK={} cargo test -p e2e -- --include-ignored --test-threads=1",
         stage.socket().display()
@@ -139,8 +119,6 @@ fn containerd(shell: &Shell, which: u8) -> Result<bool> {
     while !shell.stopped() {
         std::thread::sleep(Duration::from_millis(100));
     }
-    stage
-        .close()
-        .map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"))?;
+    stage.close().map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"))?;
     Ok(true)
 }

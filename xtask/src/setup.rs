@@ -23,11 +23,8 @@ const NEEDED: [(&str, &str); 7] = [
 
 /// The packages that are missing.
 pub(crate) fn missing() -> Vec<&'static str> {
-    let mut packages: Vec<&str> = NEEDED
-        .iter()
-        .filter(|(program, _)| find_program(program).is_none())
-        .map(|(_, package)| *package)
-        .collect();
+    let mut packages: Vec<&str> =
+        NEEDED.iter().filter(|(program, _)| find_program(program).is_none()).map(|(_, package)| *package).collect();
     if cni_plugins().is_err() {
         packages.push("containernetworking-plugins");
     }
@@ -42,14 +39,8 @@ pub(crate) fn missing() -> Vec<&'static str> {
 pub(crate) fn prepare(shell: &Shell) -> Result<()> {
     let missing = missing();
     if !rustix::process::geteuid().is_root() {
-        let also = if missing.is_empty() {
-            String::new()
-        } else {
-            format!(" (and needs: {})", missing.join(" "))
-        };
-        bail!(
-            "needs root, for containers, cgroups and a network bridge{also}: run it as root or with sudo"
-        );
+        let also = if missing.is_empty() { String::new() } else { format!(" (and needs: {})", missing.join(" ")) };
+        bail!("needs root, for containers, cgroups and a network bridge{also}: run it as root or with sudo");
     }
     if missing.is_empty() {
         return Ok(());
@@ -61,11 +52,7 @@ pub(crate) fn prepare(shell: &Shell) -> Result<()> {
         );
     }
     println!("  installing {}", missing.join(" "));
-    shell.need(
-        "apt packages",
-        &mut Command::new(crate::root().join("lab/setup")),
-        Duration::from_secs(900),
-    )
+    shell.need("apt packages", &mut Command::new(crate::root().join("lab/setup")), Duration::from_secs(900))
 }
 
 /// The images of the demo and the tests, made on the spot when they are not there.
@@ -94,13 +81,8 @@ pub(crate) fn reference(shell: &Shell) -> Result<Containerd> {
         bail!("containerd 2 is not built, and there is no Go here to build it from its modules");
     }
     let mut command = Command::new(crate::root().join("lab/build-reference"));
-    shell.need(
-        "building containerd 2",
-        command.arg("containerd"),
-        Duration::from_secs(1800),
-    )?;
-    Containerd::reference()
-        .context("lab/build-reference ended well, but its containerd does not run")
+    shell.need("building containerd 2", command.arg("containerd"), Duration::from_secs(1800))?;
+    Containerd::reference().context("lab/build-reference ended well, but its containerd does not run")
 }
 
 /// The system's containerd.
@@ -122,11 +104,8 @@ pub(crate) fn rubelet(shell: &Shell, release: bool) -> Result<PathBuf> {
         command.arg("--release");
     }
     shell.need("building rubelet", &mut command, Duration::from_secs(3600))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| crate::root().join("target"), PathBuf::from);
-    let file = target
-        .join(if release { "release" } else { "debug" })
-        .join("rubelet");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::root().join("target"), PathBuf::from);
+    let file = target.join(if release { "release" } else { "debug" }).join("rubelet");
     if !file.is_file() {
         bail!("cargo built rubelet, but not at {}", file.display());
     }

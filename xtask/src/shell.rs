@@ -34,21 +34,12 @@ pub(crate) struct Shell {
 impl Shell {
     pub(crate) fn new() -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        for signal in [
-            signal_hook::consts::SIGINT,
-            signal_hook::consts::SIGTERM,
-            signal_hook::consts::SIGHUP,
-        ] {
-            signal_hook::flag::register(signal, Arc::clone(&stop))
-                .context("cannot catch signals")?;
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot catch signals")?;
         }
         let logs = crate::root().join("target/xtask");
         fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
-        Ok(Self {
-            stop,
-            logs,
-            terminal: std::io::stdout().is_terminal(),
-        })
+        Ok(Self { stop, logs, terminal: std::io::stdout().is_terminal() })
     }
 
     /// True after Ctrl-C.
@@ -58,11 +49,7 @@ impl Shell {
 
     /// The error to leave with after Ctrl-C.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.stopped() {
-            Err(Interrupted.into())
-        } else {
-            Ok(())
-        }
+        if self.stopped() { Err(Interrupted.into()) } else { Ok(()) }
     }
 
     /// Waits until `done` says true; false when `limit` passed first, an error after Ctrl-C.
@@ -80,16 +67,7 @@ impl Shell {
 
     /// The log of the step `name`.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
-        let name: String = name
-            .chars()
-            .map(|c| {
-                if c.is_ascii_alphanumeric() || c == '.' {
-                    c
-                } else {
-                    '-'
-                }
-            })
-            .collect();
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
         self.logs.join(format!("{name}.log"))
     }
 
@@ -97,19 +75,14 @@ impl Shell {
     ///
     /// # Errors
     /// When it cannot start, takes longer than `limit`, or after Ctrl-C; then it and what it started are ended.
-    pub(crate) fn run(
-        &self,
-        what: &str,
-        command: &mut Command,
-        limit: Duration,
-    ) -> Result<ExitStatus> {
+    pub(crate) fn run(&self, what: &str, command: &mut Command, limit: Duration) -> Result<ExitStatus> {
         self.check()?;
         let log = self.log(what);
-        let file =
-            fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let file = fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
         // A group of its own: Ctrl-C at the terminal comes to us, and the whole group is ended from here.
         let mut child = command
+            .env("CARGO_TERM_COLOR", "never")
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
@@ -126,10 +99,7 @@ impl Shell {
                 break Err(Interrupted.into());
             }
             if start.elapsed() > limit {
-                break Err(anyhow::anyhow!(
-                    "{what}: not done after {} s",
-                    limit.as_secs()
-                ));
+                break Err(anyhow::anyhow!("{what}: not done after {} s", limit.as_secs()));
             }
             let every = if self.terminal { 1 } else { 10 };
             if shown.elapsed() >= Duration::from_secs(every) {
@@ -154,11 +124,7 @@ impl Shell {
         let status = self.run(what, command, limit)?;
         if !status.success() {
             let log = self.log(what);
-            bail!(
-                "{what} failed ({status}); the end of {}:\n{}",
-                log.display(),
-                rig::tail(&log, 25)
-            );
+            bail!("{what} failed ({status}); the end of {}:\n{}", log.display(), rig::tail(&log, 25));
         }
         if start.elapsed() >= Duration::from_secs(1) {
             println!("  {what}: {:.0} s", start.elapsed().as_secs_f64());
@@ -186,9 +152,7 @@ fn end_group(child: &mut Child) {
     };
     for signal in [Signal::INT, Signal::KILL] {
         let _ = kill_process_group(group, signal);
-        if rig::poll(Duration::from_secs(5), || {
-            !matches!(child.try_wait(), Ok(None))
-        }) {
+        if rig::poll(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None))) {
             // What is left of the group, if the leader ended alone.
             let _ = kill_process_group(group, Signal::KILL);
             return;

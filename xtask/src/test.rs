@@ -48,12 +48,8 @@ struct Row {
 ///
 /// # Errors
 /// When a step is named that is not there; a failed step is not an error, it is in the table.
-pub(crate) fn run(shell: &Shell, options: &Options, ci: bool) -> Result<bool> {
-    if let Some(unknown) = options
-        .only
-        .iter()
-        .find(|o| !STEPS.iter().any(|s| s.starts_with(o.as_str())))
-    {
+pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
+    if let Some(unknown) = options.only.iter().find(|o| !STEPS.iter().any(|s| s.starts_with(o.as_str()))) {
         return Err(anyhow!("no step {unknown}; the steps: {}", STEPS.join(" ")));
     }
     let root_user = rustix::process::geteuid().is_root();
@@ -66,9 +62,7 @@ pub(crate) fn run(shell: &Shell, options: &Options, ci: bool) -> Result<bool> {
             continue;
         }
         let second = step == "e2e-1"
-            && rows
-                .iter()
-                .any(|r| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_)));
+            && rows.iter().any(|r| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_)));
         if options.quick && second {
             continue;
         }
@@ -77,33 +71,15 @@ pub(crate) fn run(shell: &Shell, options: &Options, ci: bool) -> Result<bool> {
         let mut name = step.to_owned();
         let result = match step {
             "rules" => crate::checks::run(shell).map(|fine| verdict(fine, "see above")),
-            "fmt" => simple(shell, step, cargo().args(["fmt", "--all", "--check"])),
+            "fmt" => simple(shell, step, cargo().args(["fmt", "--all", "--check", "--", "--color", "never"])),
             "clippy" => {
-                let arguments = [
-                    "clippy",
-                    "--workspace",
-                    "--all-targets",
-                    "--",
-                    "-D",
-                    "warnings",
-                ];
-                simple(shell, step, coloured(&mut cargo(), ci).args(arguments))
+                let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+                simple(shell, step, cargo().args(arguments))
             }
             "unit" => {
-                let arguments = [
-                    "test",
-                    "--workspace",
-                    "--exclude",
-                    "e2e",
-                    "--exclude",
-                    "rig",
-                    "--no-fail-fast",
-                ];
+                let arguments = ["test", "--workspace", "--exclude", "e2e", "--exclude", "rig", "--no-fail-fast"];
                 let mut command = cargo();
-                coloured(&mut command, ci)
-                    .args(arguments)
-                    .arg("--")
-                    .args(&options.filter);
+                command.args(arguments).arg("--").args(&options.filter);
                 tests(shell, step, &mut command, Duration::from_secs(2400))
             }
             _ => end_to_end(shell, options, step == "e2e-2", &mut name),
@@ -119,52 +95,25 @@ pub(crate) fn run(shell: &Shell, options: &Options, ci: bool) -> Result<bool> {
             Outcome::Failed(why, _) => println!("  FAILED: {why}"),
             Outcome::Skipped(why) => println!("  skipped: {why}"),
         }
-        rows.push(Row {
-            name,
-            took,
-            outcome,
-        });
+        rows.push(Row { name, took, outcome });
     }
     Ok(table(&rows))
 }
 
 fn verdict(fine: bool, why: &str) -> Outcome {
-    if fine {
-        Outcome::Passed(Counts::default())
-    } else {
-        Outcome::Failed(why.to_owned(), Counts::default())
-    }
-}
-
-fn coloured(command: &mut Command, ci: bool) -> &mut Command {
-    if ci {
-        command
-            .env("CARGO_TERM_COLOR", "never")
-            .env("NO_COLOR", "1")
-    } else {
-        command
-    }
+    if fine { Outcome::Passed(Counts::default()) } else { Outcome::Failed(why.to_owned(), Counts::default()) }
 }
 
 fn simple(shell: &Shell, name: &str, command: &mut Command) -> Result<Outcome> {
     let status = shell.run(name, command, Duration::from_secs(1800))?;
     let log = shell.log(name);
-    Ok(verdict(
-        status.success(),
-        &format!(
-            "{status}; the end of {}:\n{}",
-            log.display(),
-            rig::tail(&log, 40)
-        ),
-    ))
+    Ok(verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 40))))
 }
 
 fn tests(shell: &Shell, name: &str, command: &mut Command, limit: Duration) -> Result<Outcome> {
     let ended = shell.run(name, command, limit);
     let log = shell.log(name);
-    let text = std::fs::read(&log)
-        .map(|b| String::from_utf8_lossy(&b).into_owned())
-        .unwrap_or_default();
+    let text = std::fs::read(&log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
     let report = libtest::read(&text);
     for skip in &report.skips {
         println!("  skipped: {skip}");
@@ -185,21 +134,15 @@ fn tests(shell: &Shell, name: &str, command: &mut Command, limit: Duration) -> R
 }
 
 /// The tests on a real containerd; a stage for all of them, taken down afterwards also when they fail.
-fn end_to_end(
-    shell: &Shell,
-    options: &Options,
-    newest: bool,
-    name: &mut String,
-) -> Result<Outcome> {
+fn end_to_end(shell: &Shell, options: &Options, newest: bool, name: &mut String) -> Result<Outcome> {
     if !rustix::process::geteuid().is_root() {
-        return Ok(Outcome::Skipped(
-            "needs root, for containers, cgroups and a network bridge".into(),
-        ));
+        return Ok(Outcome::Skipped("needs root, for containers, cgroups and a network bridge".into()));
     }
     setup::prepare(shell)?;
     let found = match (newest, options.quick) {
-        (true, true) => Containerd::reference()
-            .ok_or_else(|| anyhow!("containerd 2 is not built (lab/build-reference containerd)")),
+        (true, true) => {
+            Containerd::reference().ok_or_else(|| anyhow!("containerd 2 is not built (lab/build-reference containerd)"))
+        }
         (true, false) => setup::reference(shell),
         (false, _) => setup::system(),
     };
@@ -209,39 +152,29 @@ fn end_to_end(
         Err(e) => return Ok(Outcome::Skipped(format!("{e:#}"))),
     };
     *name = format!("e2e on containerd {}", runtime.version);
-    let rubelet = setup::rubelet(shell, false)?;
+    // Another program under test, as the Go kubelet: the same tests, to see that they ask for what it does.
+    let rubelet = match std::env::var_os("RUBELET_BIN") {
+        Some(program) => program.into(),
+        None => setup::rubelet(shell, false)?,
+    };
     let images = setup::images(shell)?;
     let mut stage = Stage::create("e2e")?;
     stage.start_containerd(&runtime, &images, true)?;
     let mut command = cargo();
     command
-        .args([
-            "test",
-            "--package",
-            "e2e",
-            "--package",
-            "rig",
-            "--no-fail-fast",
-            "--",
-        ])
+        .args(["test", "--package", "e2e", "--package", "rig", "--no-fail-fast", "--"])
         // One at a time: every kubelet takes all pods of its runtime for its own.
         .args(["--include-ignored", "--test-threads=1", "--nocapture"])
         .args(&options.filter)
         .env("RUBELET_E2E_CONTAINERD_SOCK", stage.socket())
         .env("RUBELET_E2E_CONTAINERD_VERSION", &runtime.version)
-        .env("RUBELET_BIN", rubelet)
-        .env("CARGO_TERM_COLOR", "never");
+        .env("RUBELET_BIN", rubelet);
     let outcome = tests(shell, name, &mut command, Duration::from_secs(2400));
     let closed = stage.close();
     match (outcome?, closed) {
         (outcome, Ok(())) => Ok(outcome),
-        (Outcome::Failed(why, counts), Err(e)) => Ok(Outcome::Failed(
-            format!("{why}; and not clean: {e:#}"),
-            counts,
-        )),
-        (Outcome::Passed(counts), Err(e)) => {
-            Ok(Outcome::Failed(format!("not clean: {e:#}"), counts))
-        }
+        (Outcome::Failed(why, counts), Err(e)) => Ok(Outcome::Failed(format!("{why}; and not clean: {e:#}"), counts)),
+        (Outcome::Passed(counts), Err(e)) => Ok(Outcome::Failed(format!("not clean: {e:#}"), counts)),
         (skipped @ Outcome::Skipped(_), Err(_)) => Ok(skipped),
     }
 }
@@ -255,14 +188,7 @@ fn table(rows: &[Row]) -> bool {
         let (result, tests) = match &row.outcome {
             Outcome::Passed(counts) => {
                 sum += *counts;
-                (
-                    "passed",
-                    if *counts == Counts::default() {
-                        String::new()
-                    } else {
-                        counts.to_string()
-                    },
-                )
+                ("passed", if *counts == Counts::default() { String::new() } else { counts.to_string() })
             }
             Outcome::Failed(why, counts) => {
                 fine = false;
@@ -270,25 +196,14 @@ fn table(rows: &[Row]) -> bool {
                 // A step that failed without a failed test (it did not build, say) is one failure.
                 sum.failed += usize::from(counts.failed == 0);
                 let first = why.lines().next().unwrap_or_default();
-                (
-                    "FAILED",
-                    if *counts == Counts::default() {
-                        first.to_owned()
-                    } else {
-                        counts.to_string()
-                    },
-                )
+                ("FAILED", if *counts == Counts::default() { first.to_owned() } else { counts.to_string() })
             }
             Outcome::Skipped(why) => {
                 sum.skipped += 1;
                 ("skipped", why.clone())
             }
         };
-        println!(
-            "{:<28} {:>6.1} s  {result:<8} {tests}",
-            row.name,
-            row.took.as_secs_f64()
-        );
+        println!("{:<28} {:>6.1} s  {result:<8} {tests}", row.name, row.took.as_secs_f64());
     }
     println!("{sum}");
     fine

@@ -119,7 +119,7 @@ impl Node {
             "cgroupRoot": cgroup, "cgroupDriver": "cgroupfs", "failCgroupV1": false, "failSwapOn": false,
             "port": port, "readOnlyPort": read_only, "healthzPort": healthz,
             "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"}, "imageGCHighThresholdPercent": 100,
+            "authorization": {"mode": "AlwaysAllow"}, "imageGCHighThresholdPercent": 100, "makeIPTablesUtilChains": false,
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
         });
         for (key, value) in options.config.as_object().into_iter().flatten() {
@@ -143,7 +143,12 @@ impl Node {
             )
         };
         let program = options.program.unwrap_or_else(program);
-        let mut flags = vec![format!("--hostname-override={NODE}"), "--v=4".to_owned()];
+        let certificates = format!("--cert-dir={}", dir.join("pki").display());
+        let mut flags = vec![
+            format!("--hostname-override={NODE}"),
+            "--v=4".to_owned(),
+            certificates,
+        ];
         flags.extend(options.flags);
         Self {
             dir,
