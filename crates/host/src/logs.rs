@@ -17,7 +17,9 @@ const TEMPORARY: &str = ".tmp";
 
 /// Everything in the log's directory whose name is the log's name followed by `separator`, sorted: oldest first.
 fn siblings(log: &Path, separator: &str) -> Result<Vec<PathBuf>> {
-    let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else { return Ok(Vec::new()) };
+    let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else {
+        return Ok(Vec::new());
+    };
     let prefix = format!("{name}{separator}");
     let Some(entries) = found(std::fs::read_dir(dir)).on("list", dir)? else { return Ok(Vec::new()) };
     let mut paths = Vec::new();
@@ -52,9 +54,7 @@ fn remove(path: &Path) -> Result<()> {
 /// A system call fails.
 pub fn prepare_rotation(log: &Path, max_files: usize) -> Result<()> {
     let all = siblings(log, ".")?;
-    let unused = |p: &PathBuf| {
-        ends_with(p, TEMPORARY) || (!ends_with(p, GZIP) && all.contains(&with_suffix(p, GZIP)))
-    };
+    let unused = |p: &PathBuf| ends_with(p, TEMPORARY) || (!ends_with(p, GZIP) && all.contains(&with_suffix(p, GZIP)));
     let (unused, mut kept): (Vec<_>, Vec<_>) = all.iter().cloned().partition(unused);
     unused.iter().try_for_each(|p| remove(p))?;
     let excess = kept.len().saturating_sub(max_files.saturating_sub(2));
@@ -264,7 +264,9 @@ pub fn last_output(log: &Path, lines: u64, bytes: usize) -> Result<Option<Vec<u8
     let mut output = Vec::new();
     for line in raw.split_inclusive(|b| *b == b'\n') {
         let mut fields = line.splitn(4, |b| *b == b' ');
-        let (Some(_), Some(_), Some(tags), Some(content)) = (fields.next(), fields.next(), fields.next(), fields.next()) else {
+        let (Some(_), Some(_), Some(tags), Some(content)) =
+            (fields.next(), fields.next(), fields.next(), fields.next())
+        else {
             continue;
         };
         // A partial line goes on in the next one.
@@ -286,10 +288,11 @@ pub fn pod_log_dirs(pod_logs: &Path) -> Result<Vec<(PathBuf, String)>> {
     for entry in entries {
         let entry = entry.on("list", pod_logs)?;
         let name = entry.file_name();
-        if let [_, _, uid] = name.to_string_lossy().split('_').collect::<Vec<_>>().as_slice() {
-            if !uid.is_empty() && entry.file_type().is_ok_and(|t| t.is_dir()) {
-                dirs.push((entry.path(), (*uid).to_owned()));
-            }
+        if let [_, _, uid] = name.to_string_lossy().split('_').collect::<Vec<_>>().as_slice()
+            && !uid.is_empty()
+            && entry.file_type().is_ok_and(|t| t.is_dir())
+        {
+            dirs.push((entry.path(), (*uid).to_owned()));
         }
     }
     Ok(dirs)
@@ -322,7 +325,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let d = dir.path();
         let log = put(d, "0.log", "latest");
-        std::fs::set_permissions(put(d, "0.log.20260103-000000", "third"), std::fs::Permissions::from_mode(0o640)).unwrap();
+        std::fs::set_permissions(put(d, "0.log.20260103-000000", "third"), std::fs::Permissions::from_mode(0o640))
+            .unwrap();
         put(d, "0.log.20260101-000000.gz", "first");
         put(d, "0.log.20260102-000000", "already compressed");
         put(d, "0.log.20260102-000000.gz", "second");

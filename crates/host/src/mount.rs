@@ -71,9 +71,10 @@ impl MountTable {
 
     /// Every mount at or below this path, deepest first and later ones before those they cover.
     pub fn at_or_below(&self, path: &Path) -> Vec<&MountEntry> {
-        let mut found: Vec<_> =
-            self.0.iter().enumerate().filter(|(_, m)| m.mount_point.starts_with(path)).collect();
-        found.sort_by_key(|(index, m)| (std::cmp::Reverse(m.mount_point.components().count()), std::cmp::Reverse(*index)));
+        let mut found: Vec<_> = self.0.iter().enumerate().filter(|(_, m)| m.mount_point.starts_with(path)).collect();
+        found.sort_by_key(|(index, m)| {
+            (std::cmp::Reverse(m.mount_point.components().count()), std::cmp::Reverse(*index))
+        });
         found.into_iter().map(|(_, m)| m).collect()
     }
 
@@ -303,7 +304,6 @@ pub fn unmount_below(proc_root: &Path, path: &Path) -> Result<Vec<PathBuf>> {
         )),
     }
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -89,10 +89,10 @@ pub fn prepare_subpath(proc_root: &Path, subpath: &Subpath<'_>) -> std::result::
         return Err(SubpathError::Backsteps(subpath.sub_path.to_owned()));
     }
     let full = subpath.volume_path.join(relative);
-    if std::fs::metadata(&full).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-        if let Err(source) = make_missing(subpath.volume_path, relative) {
-            return Err(SubpathError::Create { volume, container, source });
-        }
+    if std::fs::metadata(&full).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+        && let Err(source) = make_missing(subpath.volume_path, relative)
+    {
+        return Err(SubpathError::Create { volume, container, source });
     }
     open_inside(subpath.volume_path, &full)
         .and_then(|source| bind_to_target(proc_root, subpath, &source))
@@ -104,7 +104,10 @@ fn open_inside(volume: &Path, path: &Path) -> Result<OwnedFd> {
     let volume = std::fs::canonicalize(volume).attempt(|| format!("error resolving symlinks in {volume:?}"))?;
     let real = std::fs::canonicalize(path).attempt(|| format!("error resolving symlinks in {path:?}"))?;
     let Ok(inside) = real.strip_prefix(&volume) else {
-        return Err(Failed::other(format!("open subpath {path:?}"), format!("subpath {real:?} not within volume path {volume:?}")));
+        return Err(Failed::other(
+            format!("open subpath {path:?}"),
+            format!("subpath {real:?} not within volume path {volume:?}"),
+        ));
     };
     let root = safe_path::open_root(&volume).on("open", &volume)?;
     safe_path::open_beneath(root, inside).attempt(|| format!("error opening subpath {}", real.display()))
@@ -116,7 +119,8 @@ fn make_missing(volume: &Path, relative: &Path) -> Result<()> {
     let there = relative.ancestors().find(|a| std::fs::metadata(volume.join(a)).is_ok()).unwrap_or(Path::new(""));
     let rest = relative.strip_prefix(there).unwrap_or(relative);
     let at = open_inside(volume, &volume.join(there))?;
-    safe_path::make_dirs_at(at, rest, mode).attempt(|| format!("make directory {relative:?} in {}", volume.display()))?;
+    safe_path::make_dirs_at(at, rest, mode)
+        .attempt(|| format!("make directory {relative:?} in {}", volume.display()))?;
     Ok(())
 }
 

@@ -88,7 +88,8 @@ impl DirWatch {
             return Ok(());
         }
         if self.directory.as_ref() == Some(wd) {
-            if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT) {
+            if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT)
+            {
                 if let Some(wd) = self.directory.take() {
                     // A directory that was moved is still watched, under its other name. One that was deleted is not: no error.
                     let _ = self.watches.remove(wd);
@@ -129,7 +130,11 @@ impl DirWatch {
             | WatchMask::DELETE
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF;
-        let coming = WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR;
+        let coming = WatchMask::CREATE
+            | WatchMask::MOVED_TO
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
         // A part of the path may come between a failed attempt and the watch on its parent; so each watch on an ancestor is followed by
         // another look. The bound is never met but by a path that comes and goes all the time.
         for _ in 0..64 {
@@ -175,10 +180,10 @@ impl DirWatch {
 
     /// Gives up the ancestor's watch, unless the directory has the same one.
     fn drop_ancestor(&mut self, keep: Option<&WatchDescriptor>) {
-        if let Some(wd) = self.ancestor.take() {
-            if Some(&wd) != keep {
-                let _ = self.watches.remove(wd);
-            }
+        if let Some(wd) = self.ancestor.take()
+            && Some(&wd) != keep
+        {
+            let _ = self.watches.remove(wd);
         }
     }
 }

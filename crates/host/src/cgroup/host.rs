@@ -12,8 +12,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::layout::{below, enabled_v2};
 use super::values::{self, Write};
 use super::{
-    CgroupDriver, CgroupError, CgroupLayout, CgroupManager, CgroupResult, CgroupUsage, CgroupVersion, DESTROY_WAIT, SliceUnits,
-    cgroup_path, name, slice_unit, usage,
+    CgroupDriver, CgroupError, CgroupLayout, CgroupManager, CgroupResult, CgroupUsage, CgroupVersion, DESTROY_WAIT,
+    SliceUnits, SystemdBus, cgroup_path, name, slice_unit, usage,
 };
 use crate::error::{Attempt, Failed, found};
 
@@ -36,6 +36,18 @@ impl HostCgroups {
     /// With the `systemd` driver: `slices` creates the groups, the files that systemd does not know are written here.
     pub fn systemd(layout: CgroupLayout, proc: &Path, slices: Arc<dyn SliceUnits>) -> Self {
         Self { slices: Some(slices), ..Self::cgroupfs(layout, proc) }
+    }
+
+    /// The cgroups at `root` (`/sys/fs/cgroup`), by this driver; under `systemd` on the standard system bus. Blocks.
+    ///
+    /// # Errors
+    /// No cgroup filesystem is there.
+    pub fn open(root: &Path, proc: &Path, driver: CgroupDriver) -> CgroupResult<Self> {
+        let layout = CgroupLayout::detect(root, proc)?;
+        Ok(match driver {
+            CgroupDriver::Cgroupfs => Self::cgroupfs(layout, proc),
+            CgroupDriver::Systemd => Self::systemd(layout, proc, Arc::new(SystemdBus::default())),
+        })
     }
 
     /// Where the hierarchies are.
@@ -175,12 +187,13 @@ impl HostCgroups {
     }
 
     fn write_one(&self, path: &str, write: &Write) -> CgroupResult<()> {
-        // `memory.high` and such of v2 may name a controller outside the kubelet's own list.
         let dir = match self.layout.version {
-            CgroupVersion::V2 if !["hugetlb", "cpuset"].contains(&write.controller.as_str()) => {
-                Some(below(&self.layout.root, path))
+            CgroupVersion::V1 => self.layout.dir(&write.controller, path),
+            // Files of the unified map may belong to controllers that the kubelet does not use itself, or to none (`cgroup.*`).
+            CgroupVersion::V2 => {
+                let there = write.controller == "cgroup" || self.layout.offered.contains(&write.controller);
+                there.then(|| below(&self.layout.root, path))
             }
-            _ => self.layout.dir(&write.controller, path),
         };
         let Some(dir) = dir else {
             tracing::debug!(controller = write.controller, file = write.file, "cgroup controller is not on this host");
@@ -389,7 +402,8 @@ fn tree(dir: &Path) -> Result<Vec<PathBuf>, Failed> {
 fn processes(dir: &Path) -> Result<Vec<u32>, Failed> {
     let read = |file: &str| std::fs::read_to_string(dir.join(file));
     // EOPNOTSUPP: a threaded group lists threads only.
-    let text = read("cgroup.procs").or_else(|e| if e.raw_os_error() == Some(95) { read("cgroup.threads") } else { Err(e) });
+    let text =
+        read("cgroup.procs").or_else(|e| if e.raw_os_error() == Some(95) { read("cgroup.threads") } else { Err(e) });
     match text {
         Ok(text) => Ok(text.lines().filter_map(|l| l.trim().parse().ok()).collect()),
         Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(19) => Ok(Vec::new()),
@@ -437,7 +451,11 @@ pub(super) mod fixtures {
         .iter()
         .enumerate()
         {
-            table.push_str(&format!("{} 31 0:{} / {d}/cg/{mount} rw shared:9 - cgroup cgroup {options}\n", id + 40, id + 40));
+            table.push_str(&format!(
+                "{} 31 0:{} / {d}/cg/{mount} rw shared:9 - cgroup cgroup {options}\n",
+                id + 40,
+                id + 40
+            ));
             put(dir.path(), &format!("cg/{mount}/cgroup.procs"), "1\n");
         }
         table.push_str(&format!("60 31 0:60 / {d}/cg/unified rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"));

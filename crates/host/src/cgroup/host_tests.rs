@@ -48,7 +48,7 @@ fn v1_group_is_made_in_every_hierarchy() {
     std::fs::remove_dir_all(at("pids")).unwrap();
     assert!(!groups.exists(&pod));
 
-    assert_eq!(groups.list_children(&name(&["kubepods", "burstable"])).unwrap(), [pod.clone()]);
+    assert_eq!(groups.list_children(&name(&["kubepods", "burstable"])).unwrap(), std::slice::from_ref(&pod));
     groups.destroy(&pod).unwrap();
     assert!(!at("cpu,cpuacct").exists() && !at("systemd").exists() && !at("unified").exists());
     assert!(cg.join("memory/kubepods/burstable").exists());
@@ -202,7 +202,7 @@ fn systemd_is_told_and_the_files_are_written() {
     groups.create(&pod, &CgroupResources { cpu_shares: Some(2), ..CgroupResources::default() }).unwrap();
     assert_eq!(get(cg.join(path).join("cpu.weight")), "1");
     std::fs::create_dir_all(cg.join("kubepods.slice/cri-containerd-1.scope")).unwrap();
-    assert_eq!(groups.list_children(&name(&["kubepods"])).unwrap(), [pod.clone()]);
+    assert_eq!(groups.list_children(&name(&["kubepods"])).unwrap(), std::slice::from_ref(&pod));
     groups.update(&pod, &CgroupResources { pids_limit: Some(7), ..CgroupResources::default() }).unwrap();
     groups.destroy(&pod).unwrap();
     assert!(!cg.join(path).exists());
@@ -280,7 +280,8 @@ fn real_group_lives_and_dies() {
     assert_eq!((limits.cpu_quota, limits.cpu_period), (Some(50_000), Some(100_000)));
 
     // Both up and down, over the parent's and the child's checks.
-    let half = CgroupResources { cpu_quota: Some(1_000), cpu_period: Some(10_000), memory_limit: Some(-1), ..pod_resources() };
+    let half =
+        CgroupResources { cpu_quota: Some(1_000), cpu_period: Some(10_000), memory_limit: Some(-1), ..pod_resources() };
     real.groups.update(&pod, &half).unwrap();
     let limits = real.groups.limits(&pod).unwrap();
     assert_eq!((limits.cpu_quota, limits.cpu_period, limits.memory_limit), (Some(1_000), Some(10_000), Some(-1)));
@@ -302,6 +303,47 @@ fn real_group_lives_and_dies() {
     assert!(!real.groups.exists(&pod));
     assert_eq!(real.groups.list_children(&real.top).unwrap(), [real.top.child("burstable")]);
     assert!(real.groups.pids(&real.top).unwrap().is_empty());
+}
+
+/// A slice of the running systemd; needs a machine that systemd has booted.
+#[test]
+fn real_slice_lives_and_dies() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/run/systemd/system").is_dir() {
+        eprintln!("skipped: needs root and systemd");
+        return;
+    }
+    let groups = HostCgroups::open(Path::new("/sys/fs/cgroup"), Path::new("/proc"), CgroupDriver::Systemd).unwrap();
+    let top = name(&[&format!("rubelettest{}", std::process::id())]);
+    let pod = top.child("burstable").child("pod1-2");
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        groups.create(&pod, &pod_resources()).unwrap();
+        groups.create(&pod, &pod_resources()).unwrap();
+        assert!(groups.exists(&pod));
+        let limits = groups.limits(&pod).unwrap();
+        assert_eq!((limits.cpu_quota, limits.memory_limit), (Some(50_000), Some(64 << 20)));
+        // systemd knows the limits: a reload keeps them.
+        let reload = Command::new("systemctl").arg("daemon-reload").status().unwrap();
+        assert!(reload.success());
+        assert_eq!(groups.limits(&pod).unwrap(), limits);
+        let unlimited = CgroupResources { memory_limit: Some(-1), cpu_quota: Some(-1), ..pod_resources() };
+        groups.update(&pod, &unlimited).unwrap();
+        assert_eq!(groups.limits(&pod).unwrap().memory_limit, Some(-1));
+
+        let mut child = Command::new("sleep").arg("300").spawn().unwrap();
+        for dir in groups.dirs(&groups.path(&pod)) {
+            std::fs::write(dir.join("cgroup.procs"), child.id().to_string()).unwrap();
+        }
+        assert_eq!(groups.pids(&top).unwrap(), [child.id()]);
+        assert_eq!(groups.list_children(&top.child("burstable")).unwrap(), std::slice::from_ref(&pod));
+        let reaper = std::thread::spawn(move || child.wait().unwrap());
+        groups.destroy(&pod).unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&reaper.join().unwrap()), Some(9));
+        assert!(!groups.exists(&pod));
+        groups.destroy(&pod).unwrap();
+    }));
+    let _ = groups.destroy(&top.child("burstable"));
+    groups.destroy(&top).unwrap();
+    outcome.unwrap();
 }
 
 #[test]

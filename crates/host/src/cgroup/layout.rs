@@ -58,7 +58,10 @@ impl CgroupLayout {
             }
         }
         match mounts.is_empty() {
-            true => Err(Failed::other(format!("find cgroups at {}", root.display()), "no cgroup filesystem is mounted there")),
+            true => Err(Failed::other(
+                format!("find cgroups at {}", root.display()),
+                "no cgroup filesystem is mounted there",
+            )),
             false => Ok(Self { version: CgroupVersion::V1, root: root.to_owned(), mounts, offered: Vec::new(), real }),
         }
     }
@@ -114,6 +117,8 @@ fn is_cgroup_filesystem(table: &MountTable, root: &Path) -> bool {
     const CGROUP: i64 = 0x0027_e0eb;
     const CGROUP2: i64 = 0x6367_7270;
     let mount = table.0.iter().find(|m| m.mount_point.starts_with(root) && m.fs_type.starts_with("cgroup"));
+    // The field's type differs between architectures.
+    #[allow(clippy::useless_conversion)]
     let magic = mount.and_then(|m| rustix::fs::statfs(&m.mount_point).ok()).map(|s| i64::from(s.f_type));
     matches!(magic, Some(CGROUP | CGROUP2))
 }
@@ -133,7 +138,10 @@ mod tests {
         assert_eq!(layout.mounts["cpuacct"], joined);
         assert_eq!(layout.mounts["systemd"], dir.path().join("cg/systemd"));
         assert_eq!(layout.mounts["unified"], dir.path().join("cg/unified"));
-        assert_eq!(layout.controllers().into_iter().collect::<Vec<_>>(), ["cpu", "cpuacct", "cpuset", "memory", "pids"]);
+        assert_eq!(
+            layout.controllers().into_iter().collect::<Vec<_>>(),
+            ["cpu", "cpuacct", "cpuset", "memory", "pids"]
+        );
         assert_eq!(layout.hierarchies().len(), 6);
         assert!(!layout.real);
     }

@@ -25,9 +25,7 @@ pub fn slice_unit(name: &CgroupName) -> String {
 pub fn cgroup_path(driver: CgroupDriver, name: &CgroupName) -> String {
     let parts: Vec<_> = match driver {
         CgroupDriver::Cgroupfs => name.0.clone(),
-        CgroupDriver::Systemd => {
-            (1..=name.0.len()).map(|n| slice_unit(&CgroupName(name.0[..n].to_vec()))).collect()
-        }
+        CgroupDriver::Systemd => (1..=name.0.len()).map(|n| slice_unit(&CgroupName(name.0[..n].to_vec()))).collect(),
     };
     format!("/{}", parts.join("/"))
 }
@@ -35,11 +33,11 @@ pub fn cgroup_path(driver: CgroupDriver, name: &CgroupName) -> String {
 /// The name of a group by its path, as configuration and the kernel spell it. Under systemd only the last part counts, and `_` reads
 /// as `-`.
 pub fn name_from_path(driver: CgroupDriver, path: &str) -> CgroupName {
-    let parts = path.split('/').filter(|p| !p.is_empty());
+    let mut parts = path.split('/').filter(|p| !p.is_empty());
     match driver {
         CgroupDriver::Cgroupfs => CgroupName(parts.map(str::to_owned).collect()),
         CgroupDriver::Systemd => {
-            let unit = parts.last().unwrap_or_default();
+            let unit = parts.next_back().unwrap_or_default();
             let base = unit.strip_suffix(SLICE).unwrap_or(unit);
             CgroupName(base.split('-').filter(|p| !p.is_empty()).map(|p| p.replace('_', "-")).collect())
         }

@@ -101,12 +101,8 @@ async fn job<B>(bus: &Connection, method: &str, body: &B) -> zbus::Result<String
 where
     B: serde::Serialize + zbus::DynamicType,
 {
-    let ended = MatchRule::builder()
-        .msg_type(Type::Signal)
-        .sender(SERVICE)
-        .interface(MANAGER)
-        .member("JobRemoved")
-        .build()?;
+    let ended =
+        MatchRule::builder().msg_type(Type::Signal).sender(SERVICE).interface(MANAGER).member("JobRemoved").build()?;
     // Listened to before the job exists, so that its end cannot be missed.
     let mut ended = MessageStream::for_match_rule(ended, bus, None).await?;
     call(bus, "Subscribe", &()).await?;
@@ -195,7 +191,9 @@ impl SliceUnits for SystemdBus {
             match job(bus, "StopUnit", &(unit, "replace")).await {
                 Err(e) if is_error(&e, ".NoSuchUnit") => return Ok(()),
                 Err(e) => return Err(e),
-                Ok(result) if result != "done" => tracing::warn!(unit, result, "systemd did not stop the slice cleanly"),
+                Ok(result) if result != "done" => {
+                    tracing::warn!(unit, result, "systemd did not stop the slice cleanly")
+                }
                 Ok(_) => {}
             }
             // A failed unit stays loaded until it is reset.

@@ -112,7 +112,8 @@ pub(super) fn limits(layout: &CgroupLayout, path: &str) -> Result<CgroupResource
             let dir = below(&layout.root, path);
             present(&dir)?;
             limits.cpu_shares = number(&dir.join("cpu.weight"))?.map(values::shares_from_weight);
-            if let Some((quota, period)) = text(&dir.join("cpu.max"))?.as_deref().and_then(|t| t.trim().split_once(' ')) {
+            if let Some((quota, period)) = text(&dir.join("cpu.max"))?.as_deref().and_then(|t| t.trim().split_once(' '))
+            {
                 limits.cpu_quota = Some(quota.parse().unwrap_or(-1));
                 limits.cpu_period = period.parse().ok();
             }

@@ -223,7 +223,10 @@ mod tests {
             pids_limit: Some(0),
             ..CgroupResources::default()
         };
-        assert_eq!(lines(&v2(&unlimited)), ["cpu.max=max 100000", "memory.swap.max=max?", "memory.max=max", "pids.max=1"]);
+        assert_eq!(
+            lines(&v2(&unlimited)),
+            ["cpu.max=max 100000", "memory.swap.max=max?", "memory.max=max", "pids.max=1"]
+        );
         let none = CgroupResources { cpu_quota: Some(0), memory_limit: Some(0), ..CgroupResources::default() };
         assert_eq!(v2(&none), []);
     }

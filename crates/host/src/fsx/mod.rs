@@ -56,7 +56,10 @@ pub fn ensure_dir(path: &Path, mode: u32) -> Result<()> {
     }
     let meta = std::fs::metadata(path).on("stat", path)?;
     if !meta.is_dir() {
-        return Err(Failed::new(format!("make directory {}", path.display()), io::Error::from(io::ErrorKind::NotADirectory)));
+        return Err(Failed::new(
+            format!("make directory {}", path.display()),
+            io::Error::from(io::ErrorKind::NotADirectory),
+        ));
     }
     set_mode(path, meta.mode(), mode)
 }

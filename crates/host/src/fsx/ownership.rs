@@ -51,9 +51,7 @@ fn give(file: &Visit<'_>, gid: u32, rw: u32) -> rustix::io::Result<()> {
     // chown(2) takes setuid and setgid from programs, so their mode is set again in any case.
     let chown = file.stat.st_gid != gid;
     let chowned = match chown {
-        true => {
-            rustix::fs::chownat(file.parent, file.name, None, Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)
-        }
+        true => rustix::fs::chownat(file.parent, file.name, None, Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW),
         false => Ok(()),
     };
     // A link has no mode of its own; chmod would change what it points to.

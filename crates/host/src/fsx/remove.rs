@@ -19,7 +19,7 @@ use crate::mount::MountTable;
 #[derive(Debug, thiserror::Error)]
 pub enum OrphanError {
     /// Something is mounted at or below it: nothing was removed.
-    #[error("orphaned pod {uid:?} found, but volumes are still mounted: {}", list(mounts))]
+    #[error("orphaned pod {uid:?} found, but volumes are not cleaned up: {}", list(mounts))]
     StillMounted {
         /// The directory's name.
         uid: String,
@@ -37,7 +37,7 @@ pub enum OrphanError {
         source: io::Error,
     },
     /// Anything else in it could not be removed.
-    #[error("orphaned pod {uid:?} found, but error occurred when trying to remove it: {}", source.full())]
+    #[error("orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {}", source.full())]
     Failed {
         /// The directory's name.
         uid: String,
@@ -64,35 +64,49 @@ pub fn remove_pod_dir(proc_root: &Path, pod_dir: &Path) -> std::result::Result<(
         Err(source) => return Err(vec![failed(source)]),
     }
     let mut errors = Vec::new();
-    let volumes = pod_dir.join("volumes");
-    let plugins = entries(&volumes).unwrap_or_else(|e| {
-        errors.push(failed(e));
-        Vec::new()
-    });
-    for plugin in plugins {
-        match entries(&plugin) {
-            Ok(dirs) => {
-                for path in dirs {
-                    if let Err(source) = found(std::fs::remove_dir(&path)) {
-                        errors.push(OrphanError::VolumeLeft { uid: uid.clone(), path, source });
-                    }
-                }
-            }
-            // A file where a plugin's directory should be.
-            Err(e) => errors.push(failed(e)),
-        }
-        // Not empty when a volume is left, which is told of already.
-        let _ = std::fs::remove_dir(&plugin);
+    // PLUGIN/VOLUME, and VOLUME/CONTAINER/INDEX: what stands at this depth was a mount point and is empty by rights.
+    // A subPath's may be a file, bound or not; a file among the volumes is a stray.
+    for (top, depth, files) in [("volumes", 2, false), (crate::subpath::SUBPATHS_DIR, 3, true)] {
+        remove_mount_points(&pod_dir.join(top), depth, files, &mut |path, left| {
+            errors.push(match left {
+                Ok(source) => OrphanError::VolumeLeft { uid: uid.clone(), path: path.to_owned(), source },
+                Err(source) => failed(source),
+            });
+        });
     }
     if !errors.is_empty() {
         return Err(errors);
     }
-    if let Err(e) = found(std::fs::remove_dir(&volumes)).on("remove", &volumes) {
-        return Err(vec![failed(e)]);
+    remove_tree(proc_root, pod_dir).map_err(|e| vec![failed(e)])
+}
+
+/// Removes what stands `depth` levels below `dir`, empty directories (and `files`) only, and the levels above where that leaves them empty.
+/// `report` is told of what could not be removed (Ok), and of any other failure (Err).
+fn remove_mount_points(
+    dir: &Path,
+    depth: usize,
+    files: bool,
+    report: &mut dyn FnMut(&Path, std::result::Result<io::Error, Failed>),
+) {
+    if depth == 0 {
+        let removed = match std::fs::remove_dir(dir) {
+            Err(e) if files && e.kind() == io::ErrorKind::NotADirectory => std::fs::remove_file(dir),
+            other => other,
+        };
+        if let Err(error) = found(removed) {
+            report(dir, Ok(error));
+        }
+        return;
     }
-    match remove_tree(proc_root, pod_dir) {
-        Ok(()) => Ok(()),
-        Err(e) => Err(vec![failed(e)]),
+    match entries(dir) {
+        Ok(entries) => entries.iter().for_each(|entry| remove_mount_points(entry, depth - 1, files, report)),
+        Err(error) => return report(dir, Err(error)),
+    }
+    match found(std::fs::remove_dir(dir)) {
+        // Told of already.
+        Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+        Err(e) => report(dir, Err(Failed::new(format!("remove {}", dir.display()), e))),
+        Ok(_) => {}
     }
 }
 
@@ -225,7 +239,10 @@ impl Removal {
             other => other?,
         };
         if mount_key(dir.as_fd())? != self.mount {
-            return Err(io::Error::other(format!("cannot delete directory {}: it is a mount point", name.to_string_lossy())));
+            return Err(io::Error::other(format!(
+                "cannot delete directory {}: it is a mount point",
+                name.to_string_lossy()
+            )));
         }
         if depth >= MAX_DEPTH {
             let moved = CString::new(format!(".deleting~{}", rand::random::<u64>()))?;

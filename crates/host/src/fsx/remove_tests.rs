@@ -14,6 +14,8 @@ fn pod(dir: &Path, stray: bool) -> PathBuf {
     let volumes = dir.join("pods/uid-1/volumes");
     std::fs::create_dir_all(volumes.join("kubernetes.io~empty-dir/vol")).unwrap();
     std::fs::create_dir_all(volumes.join("kubernetes.io~secret/token")).unwrap();
+    put(dir, "pods/uid-1/volume-subpaths/vol/c/0", "");
+    std::fs::create_dir_all(dir.join("pods/uid-1/volume-subpaths/vol/c/1")).unwrap();
     if stray {
         put(&volumes, "kubernetes.io~empty-dir/vol/data", "precious");
     }
@@ -50,12 +52,30 @@ fn a_stray_file_is_reported_and_kept() {
 }
 
 #[test]
+fn data_in_a_subpath_target_or_beside_a_volume_is_kept() {
+    for stray in [
+        "volume-subpaths/vol/c/1/data",
+        "volumes/kubernetes.io~secret/token/x/data",
+        "volumes/file",
+        "volumes/kubernetes.io~secret/file",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = pod(dir.path(), false);
+        put(&pod, stray, "precious");
+        let errors = remove_pod_dir(Path::new(PROC), &pod).unwrap_err();
+        assert!(!errors.is_empty());
+        assert_eq!(get(pod.join(stray)), "precious", "{errors:?}");
+        assert!(pod.join("etc-hosts").exists());
+    }
+}
+
+#[test]
 fn nothing_is_removed_through_a_mount() {
     if !may_mount() {
         return;
     }
     // Bind mounts of the same filesystem, in a volume, in a deep directory and on a file, and a tmpfs.
-    for place in ["volumes/kubernetes.io~empty-dir/vol/mnt", "containers/c/a/b", "volume-subpaths/v/c/0", "plugins/x"] {
+    for place in ["volumes/kubernetes.io~empty-dir/vol/mnt", "containers/c/a/b", "volume-subpaths/v/c/9", "plugins/x"] {
         for tmpfs in [false, true] {
             let dir = MountDir::new();
             let pod = pod(dir.path(), false);
@@ -70,7 +90,9 @@ fn nothing_is_removed_through_a_mount() {
                 false => mount::bind(&dir.path().join("data"), &target, false).unwrap(),
             }
             let errors = remove_pod_dir(Path::new(PROC), &pod).unwrap_err();
-            assert!(matches!(&errors[..], [OrphanError::StillMounted { mounts, .. }] if mounts == &[target.clone()]));
+            assert!(
+                matches!(&errors[..], [OrphanError::StillMounted { mounts, .. }] if mounts == std::slice::from_ref(&target))
+            );
             assert!(pod.join("etc-hosts").exists(), "nothing is touched");
 
             // What the mount table does not tell, the mount id does.

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 pub use memory::{HugePages, MemoryInfo, huge_page_name, huge_pages, memory, swap_devices};
 pub use net::{
-    DefaultRoute, InterfaceAddress, choose_host_ip, default_routes, detect_node_ip, interface_addresses, listening_ports,
-    validate_node_ip,
+    DefaultRoute, InterfaceAddress, choose_host_ip, default_routes, detect_node_ip, interface_addresses,
+    listening_ports, validate_node_ip,
 };
 pub use process::{ProcessInfo, pids, process, write_oom_score_adj};
 
@@ -228,7 +228,11 @@ mod tests {
         put(d, "proc/uptime", "3661.52 7000.00\n");
         put(d, "proc/loadavg", "0.20 0.18 0.12 1/80 11206\n");
         put(d, "etc/machine-id", "3d1219c7c4c5404aaa1f6d2a48adfda4\n");
-        put(d, "etc/os-release", "NAME=\"Debian GNU/Linux\"\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n");
+        put(
+            d,
+            "etc/os-release",
+            "NAME=\"Debian GNU/Linux\"\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n",
+        );
         put(d, "sys/devices/system/cpu/online", "0-2,5\n");
         std::fs::create_dir_all(d.join("sys/devices/system/cpu/cpu5/thermal_throttle")).unwrap();
         dir

@@ -109,10 +109,8 @@ pub fn choose_host_ip(
         addresses.iter().find(|a| a.up && a.ip.is_ipv6() == v6 && is_global(a.ip) && wanted(a)).map(|a| a.ip)
     };
     for v6 in [prefer_v6, !prefer_v6] {
-        if !has_route_table {
-            if let Some(ip) = first(&|a| !a.loopback && !a.point_to_point, v6) {
-                return Ok(ip);
-            }
+        if !has_route_table && let Some(ip) = first(&|a| !a.loopback && !a.point_to_point, v6) {
+            return Ok(ip);
         }
         for route in routes.iter().filter(|r| r.v6 == v6) {
             // Addresses of the node may stand on the loopback only, when its links have link-local ones (RFC 5549).
@@ -259,7 +257,10 @@ mod tests {
         assert_eq!(check("224.0.0.1").unwrap_err(), "nodeIP can't be a multicast address");
         assert_eq!(check("169.254.0.1").unwrap_err(), "nodeIP can't be a link-local unicast address");
         assert_eq!(check("::").unwrap_err(), "nodeIP can't be an all zeros address");
-        assert_eq!(check("192.0.2.6").unwrap_err(), "node IP: \"192.0.2.6\" not found in the host's network interfaces");
+        assert_eq!(
+            check("192.0.2.6").unwrap_err(),
+            "node IP: \"192.0.2.6\" not found in the host's network interfaces"
+        );
     }
 
     #[test]
