@@ -1,0 +1,205 @@
+//! What rubelet does not do yet. Nothing that is set may be ignored in silence: it is refused or warned of by name.
+//!
+//! One table for fields, one for gates, one for flags; a row goes when its feature comes.
+
+use model::report::Severity;
+use serde_json::Value;
+
+use crate::configz;
+use crate::flags::Flags;
+use crate::gates::{Gate, Gates};
+use crate::problem::Problem;
+use crate::types::KubeletConfiguration;
+
+/// What happens when something unsupported is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// The node starts without it.
+    Warn,
+    /// The node does not start: pods would run otherwise than asked.
+    Refuse,
+}
+
+/// Field path, what happens when it differs from its default, why.
+pub const FIELDS: &[(&str, Level, &str)] = &[
+    ("tlsCipherSuites", Level::Warn, "the API is served without TLS settings of its own"),
+    ("tlsCurvePreferences", Level::Warn, "the API is served without TLS settings of its own"),
+    ("tlsMinVersion", Level::Warn, "the API is served without TLS settings of its own"),
+    ("rotateCertificates", Level::Warn, "there is no API server to ask for certificates"),
+    ("serverTLSBootstrap", Level::Warn, "there is no API server to ask for certificates"),
+    ("imagePullCredentialsVerificationPolicy", Level::Warn, "pull credentials are not recorded"),
+    ("preloadedImagesVerificationAllowlist", Level::Warn, "pull credentials are not recorded"),
+    ("enableContentionProfiling", Level::Warn, "there are no locks to profile in this way"),
+    ("kubeletCgroups", Level::Warn, "rubelet stays in the cgroup it was started in"),
+    ("systemCgroups", Level::Warn, "other processes are not moved"),
+    ("cpuManagerPolicy", Level::Refuse, "there is no CPU manager"),
+    ("cpuManagerPolicyOptions", Level::Refuse, "there is no CPU manager"),
+    ("memoryManagerPolicy", Level::Refuse, "there is no memory manager"),
+    ("reservedMemory", Level::Warn, "there is no memory manager"),
+    ("topologyManagerPolicy", Level::Refuse, "there is no topology manager"),
+    ("topologyManagerPolicyOptions", Level::Refuse, "there is no topology manager"),
+    ("topologyManagerScope", Level::Warn, "there is no topology manager"),
+    ("reservedSystemCPUs", Level::Warn, "there is no CPU manager"),
+    ("qosReserved", Level::Warn, "QoS cgroups have no memory limit"),
+    ("evictionSoft", Level::Warn, "pods are not evicted"),
+    ("evictionSoftGracePeriod", Level::Warn, "pods are not evicted"),
+    ("evictionMaxPodGracePeriod", Level::Warn, "pods are not evicted"),
+    ("evictionMinimumReclaim", Level::Warn, "pods are not evicted"),
+    ("kernelMemcgNotification", Level::Warn, "pods are not evicted"),
+    ("protectKernelDefaults", Level::Warn, "kernel settings are neither checked nor changed"),
+    ("volumePluginDir", Level::Warn, "there are no FlexVolume plugins"),
+    ("shutdownGracePeriod", Level::Warn, "node shutdown is not held up"),
+    ("shutdownGracePeriodCriticalPods", Level::Warn, "node shutdown is not held up"),
+    ("shutdownGracePeriodByPodPriority", Level::Warn, "node shutdown is not held up"),
+    ("memorySwap.swapBehavior", Level::Warn, "pods do not get swap"),
+    ("userNamespaces", Level::Warn, "pods do not get user namespaces"),
+    ("tracing", Level::Warn, "no traces are sent"),
+    ("registerWithTaints", Level::Warn, "the node is not registered"),
+    ("showHiddenMetricsForVersion", Level::Warn, "there are no hidden metrics"),
+    ("enableSystemLogQuery", Level::Warn, "/logs cannot be queried"),
+    ("logging.options", Level::Warn, "log lines are not split or buffered by level"),
+];
+
+/// Gate, what happens when it differs from its default, why.
+pub const GATES: &[(Gate, Level, &str)] = &[
+    (Gate::CRIListStreaming, Level::Warn, "lists are fetched whole"),
+    (Gate::EventedPLEG, Level::Warn, "whether runtime events are used is found out from the runtime"),
+    (Gate::KubeletInUserNamespace, Level::Warn, "rubelet runs as root of the host"),
+    (Gate::MemoryQoS, Level::Warn, "memory.high, memory.min and memory.low are not set"),
+    (Gate::PodAndContainerStatsFromCRI, Level::Warn, "statistics are not served from the runtime"),
+    (Gate::PodLevelResourceManagers, Level::Warn, "there are no CPU and memory managers"),
+    (Gate::PodsAPI, Level::Warn, "there is no pods API socket"),
+    (Gate::QOSReserved, Level::Warn, "QoS cgroups have no memory limit"),
+    (Gate::LocalStorageCapacityIsolationFSQuotaMonitoring, Level::Warn, "emptyDir use is not measured by quota"),
+    (Gate::ReduceDefaultCrashLoopBackOffDecay, Level::Warn, "the crash back-off starts at 10s"),
+    (Gate::RuntimeClassInImageCriApi, Level::Warn, "images are pulled without a runtime handler"),
+    (Gate::SELinuxMount, Level::Warn, "volumes are not mounted with an SELinux context"),
+];
+
+/// Flag, what happens when it is given with a value, why.
+pub const FLAGS: &[(&str, Level, &str)] = &[
+    ("kubeconfig", Level::Refuse, "joining a cluster is not there yet; leave it out for a standalone node"),
+    ("bootstrap-kubeconfig", Level::Refuse, "joining a cluster is not there yet; leave it out for a standalone node"),
+    ("cloud-provider", Level::Warn, "the node is not registered"),
+    ("node-labels", Level::Warn, "the node is not registered"),
+    ("image-credential-provider-config", Level::Warn, "there are no credential provider plugins"),
+    ("image-credential-provider-bin-dir", Level::Warn, "there are no credential provider plugins"),
+    ("experimental-mounter-path", Level::Warn, "the system's mount is used"),
+    ("experimental-allocatable-ignore-eviction", Level::Warn, "allocatable is not computed from eviction thresholds"),
+    ("exit-on-lock-contention", Level::Warn, "the lock file is not watched"),
+    ("runtime-cgroups", Level::Warn, "statistics of the runtime are not kept"),
+    ("housekeeping-interval", Level::Warn, "container statistics are not kept"),
+];
+
+fn tell(path: String, level: Level, why: &str, what: &str) -> Problem {
+    let (severity, effect) = match level {
+        Level::Warn => (Severity::Warning, "has no effect yet"),
+        Level::Refuse => (Severity::Error, "is not supported yet"),
+    };
+    let message = format!("{what} {effect}: {why}");
+    Problem { severity, path, message }
+}
+
+fn at<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
+    path.split('.').try_fold(value, |v, key| v.get(key))
+}
+
+/// Names the fields and gates that are set and not supported.
+pub(crate) fn check(config: &KubeletConfiguration, gates: &Gates, out: &mut Vec<Problem>) {
+    let (now, plain) = (configz(config), configz(&defaults()));
+    for &(path, level, why) in FIELDS {
+        let value = at(&now, path);
+        if value != at(&plain, path) {
+            let shown = value.map_or_else(|| "nothing".to_owned(), Value::to_string);
+            out.push(tell(path.to_owned(), level, why, &format!("{path}: {shown}")));
+        }
+    }
+    let standard = Gates::default();
+    for &(gate, level, why) in GATES {
+        let on = gates.enabled(gate);
+        if on != standard.enabled(gate) {
+            let path = format!("featureGates.{}", gate.name());
+            let what = format!("feature gate {}={on}", gate.name());
+            out.push(tell(path, level, why, &what));
+        }
+    }
+}
+
+/// Names the flags that are given and not supported.
+pub(crate) fn check_flags(flags: &Flags, out: &mut Vec<Problem>) {
+    for &(flag, level, why) in FLAGS {
+        if flags.is_set(flag) && !flags.is_blank(flag) {
+            let name = format!("--{flag}");
+            out.push(tell(name.clone(), level, why, &name));
+        }
+    }
+}
+
+/// The defaults with those that hang on gates.
+fn defaults() -> KubeletConfiguration {
+    KubeletConfiguration {
+        image_pull_credentials_verification_policy: Some(
+            crate::nested::ImagePullCredentialsVerificationPolicy::NeverVerifyPreloadedImages,
+        ),
+        ..KubeletConfiguration::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A misspelt path would never match.
+    #[test]
+    fn every_path_exists() {
+        let mut full = KubeletConfiguration::default();
+        for &(path, _, _) in FIELDS {
+            let keys: Vec<_> = path.split('.').collect();
+            let before = full.clone();
+            for value in [
+                serde_json::json!("x"),
+                serde_json::json!("static"),
+                serde_json::json!("Static"),
+                serde_json::json!("pod"),
+                serde_json::json!("restricted"),
+                serde_json::json!("AlwaysVerify"),
+                serde_json::json!("LimitedSwap"),
+                serde_json::json!(true),
+                serde_json::json!(7),
+                serde_json::json!("7s"),
+                serde_json::json!({"a": "b"}),
+                serde_json::json!({"idsPerPod": 65536}),
+                serde_json::json!({"json": {"splitStream": true}}),
+                serde_json::json!({"endpoint": "x"}),
+                serde_json::json!(["x"]),
+                serde_json::json!([1]),
+                serde_json::json!([{"priority": 1}]),
+                serde_json::json!([{"numaNode": 1}]),
+                serde_json::json!([{"key": "a"}]),
+            ] {
+                if at(&configz(&before), path) == at(&configz(&full), path) {
+                    crate::field::Field::set(&mut full, &keys, &value, path, &mut Vec::new());
+                }
+            }
+            assert_ne!(at(&configz(&before), path), at(&configz(&full), path), "{path}");
+        }
+        let mut out = Vec::new();
+        check(&full, &Gates::default(), &mut out);
+        assert_eq!(out.len(), FIELDS.len(), "{out:?}");
+    }
+
+    #[test]
+    fn defaults_say_nothing() {
+        let mut out = Vec::new();
+        check(&defaults(), &Gates::default(), &mut out);
+        assert!(out.is_empty(), "{out:?}");
+    }
+
+    #[test]
+    fn flags_are_real() {
+        let names: Vec<_> = crate::flags::listing().into_iter().map(|row| row.0).collect();
+        for (flag, _, _) in FLAGS {
+            assert!(names.contains(flag), "{flag}");
+        }
+    }
+}
