@@ -9,7 +9,7 @@ use crate::configz;
 use crate::flags::Flags;
 use crate::gates::{Gate, Gates};
 use crate::problem::Problem;
-use crate::types::KubeletConfiguration;
+use crate::types::{DEFAULT_EVICTION_HARD, KubeletConfiguration};
 
 /// What happens when something unsupported is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,7 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
     ("topologyManagerScope", Level::Warn, "there is no topology manager"),
     ("reservedSystemCPUs", Level::Warn, "there is no CPU manager"),
     ("qosReserved", Level::Warn, "QoS cgroups have no memory limit"),
+    ("evictionHard", Level::Warn, "pods are not evicted"),
     ("evictionSoft", Level::Warn, "pods are not evicted"),
     ("evictionSoftGracePeriod", Level::Warn, "pods are not evicted"),
     ("evictionMaxPodGracePeriod", Level::Warn, "pods are not evicted"),
@@ -106,7 +107,7 @@ fn at<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
 
 /// Names the fields and gates that are set and not supported.
 pub(crate) fn check(config: &KubeletConfiguration, gates: &Gates, out: &mut Vec<Problem>) {
-    let (now, plain) = (configz(config), configz(&defaults()));
+    let (now, plain) = (configz(config), configz(&defaults(config)));
     for &(path, level, why) in FIELDS {
         let value = at(&now, path);
         if value != at(&plain, path) {
@@ -135,9 +136,11 @@ pub(crate) fn check_flags(flags: &Flags, out: &mut Vec<Problem>) {
     }
 }
 
-/// The defaults with those that hang on gates.
-fn defaults() -> KubeletConfiguration {
+/// The defaults with those that hang on gates, and on there being a configuration file.
+fn defaults(config: &KubeletConfiguration) -> KubeletConfiguration {
+    let thresholds = DEFAULT_EVICTION_HARD.iter().filter(|_| !config.eviction_hard.is_empty());
     KubeletConfiguration {
+        eviction_hard: thresholds.map(|&(k, v)| (k.to_owned(), v.to_owned())).collect(),
         image_pull_credentials_verification_policy: Some(
             crate::nested::ImagePullCredentialsVerificationPolicy::NeverVerifyPreloadedImages,
         ),
@@ -191,7 +194,7 @@ mod tests {
     #[test]
     fn defaults_say_nothing() {
         let mut out = Vec::new();
-        check(&defaults(), &Gates::default(), &mut out);
+        check(&defaults(&KubeletConfiguration::default()), &Gates::default(), &mut out);
         assert!(out.is_empty(), "{out:?}");
     }
 

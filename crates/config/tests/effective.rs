@@ -1,5 +1,8 @@
 //! Effective values: defaults, files over defaults, drop-ins over files, flags over all; and `/configz`.
 
+// Helpers outside of test functions may panic too: that fails the test.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod common;
 
 use std::collections::BTreeMap;
@@ -321,6 +324,29 @@ fn unsupported_things_are_named() {
         &["--kubeconfig=", "--node-labels="],
     );
     assert!(!quiet.has_errors());
+}
+
+#[test]
+fn node_ips() {
+    for (given, count, told) in [
+        ("", 0, None),
+        ("10.0.0.1", 1, None),
+        ("10.0.0.1, fd00::1", 2, None),
+        (
+            "10.0.0.1,10.0.0.2",
+            2,
+            Some("bad --node-ip \"10.0.0.1,10.0.0.2\": must contain either a single IP or a dual-stack pair of IPs"),
+        ),
+        ("::,0.0.0.0", 2, Some("bad --node-ip \"::,0.0.0.0\": dual-stack node IP cannot include '0.0.0.0' or '::'")),
+        ("x,10.0.0.1", 1, Some("Could not parse some node IP(s), ignoring them IPs=[\"x\"]")),
+    ] {
+        let flag = format!("--node-ip={given}");
+        let flags = config::parse_flags(std::slice::from_ref(&flag)).unwrap();
+        assert_eq!(flags.node_ips().len(), count, "{given}");
+        let loaded = with_file("enableServer: false\n", &[&flag]);
+        let messages: Vec<_> = loaded.findings.iter().map(|f| f.message.as_str()).collect();
+        assert_eq!(messages, told.into_iter().collect::<Vec<_>>(), "{given}");
+    }
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! The kubelet's own messages, recorded with `fixtures/record.py` on a host with cgroup v1, against ours.
 
+// Helpers outside of test functions may panic too: that fails the test.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod common;
 
 use std::collections::BTreeSet;

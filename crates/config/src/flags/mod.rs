@@ -10,6 +10,7 @@ mod value;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -340,6 +341,33 @@ impl Flags {
         Some(self.own("node-ip")).filter(|v| !v.is_empty())
     }
 
+    /// The addresses of `--node-ip`; entries that are none are left out, as Kubernetes does.
+    #[must_use]
+    pub fn node_ips(&self) -> Vec<IpAddr> {
+        self.own("node-ip").split(',').filter_map(|ip| ip.trim().parse().ok()).collect()
+    }
+
+    fn check_node_ips(&self) -> Option<Problem> {
+        let ips = self.node_ips();
+        let given = self.own("node-ip");
+        let why = match ips[..] {
+            [] | [_] => None,
+            [a, b] if a.is_ipv4() != b.is_ipv4() => (a.is_unspecified() || b.is_unspecified())
+                .then_some("dual-stack node IP cannot include '0.0.0.0' or '::'"),
+            _ => Some("must contain either a single IP or a dual-stack pair of IPs"),
+        };
+        if let Some(why) = why {
+            let given = duration::quote(given);
+            return Some(Problem::error("--node-ip", format!("bad --node-ip {given}: {why}")));
+        }
+        let wrong = given.split(',').filter(|ip| !given.is_empty() && ip.trim().parse::<IpAddr>().is_err());
+        let wrong: Vec<_> = wrong.collect();
+        (!wrong.is_empty()).then(|| {
+            let text = format!("Could not parse some node IP(s), ignoring them IPs={wrong:?}");
+            Problem::warning("--node-ip", text)
+        })
+    }
+
     /// `--node-labels`.
     #[must_use]
     pub fn node_labels(&self) -> BTreeMap<String, String> {
@@ -463,6 +491,7 @@ impl Flags {
         if let Some(message) = labels::node_labels(self.label_pairs()) {
             out.push(Problem::error("--node-labels", format!("failed to validate kubelet flags: {message}")));
         }
+        out.extend(self.check_node_ips());
         if self.exit_on_lock_contention() && self.lock_file().is_none() {
             out.push(Problem::error(
                 "--exit-on-lock-contention",
