@@ -302,6 +302,8 @@ fn init_containers_run_one_after_the_other() {
             (&["s0 ready", "s0/i2 exit=0"], &[], "start web#?"),
             (&["s0 ready", "s0/web running"], &[], ""),
             (&["s0 ready", "s0/web exit=1"], &[], "start web#1"),
+            // One that was never started proves nothing.
+            (&["s0 ready", "s0/web created"], &[], "start i1#?"),
             // One record is enough.
             (&["s0 ready", "s0/i1 exit=1", "s0/i1 exit=0", "s0/i2 running"], &[], "prune i1.0"),
         ],

@@ -213,7 +213,7 @@ impl<'a> View<'a> {
                 message: filled(&cut(&run.message, self.message_limit)),
                 started_at: Some(time(run.started_at)),
                 finished_at: Some(time(run.finished_at)),
-                container_id: Some(id),
+                container_id: Some(id.clone()),
                 signal: None,
             }),
             ContainerState::Unknown if old_state.running.is_some() => {
@@ -225,6 +225,12 @@ impl<'a> View<'a> {
                     exit_code: UNKNOWN_EXIT,
                     ..Default::default()
                 })
+            }
+            // Judged before: it stays, and is not counted again.
+            ContainerState::Unknown
+                if old_state.terminated.is_some() && old.is_some_and(|o| o.container_id.as_ref() == Some(&id)) =>
+            {
+                old_state.clone()
             }
             ContainerState::Created | ContainerState::Unknown => waiting("", ""),
         });

@@ -363,6 +363,10 @@ fn what_the_runtime_lost_is_remembered() {
         show(&make(&pod, &seen(&["s0 ready", "s0/web unknown"]), &with)),
         "Running: web=ContainerStatusUnknown:137 n1"
     );
+    let lost = make(&pod, &seen(&["s0 ready", "s0/web unknown"]), &with);
+    let again =
+        make(&pod, &seen(&["s0 ready", "s0/web unknown"]), &With { previous: Some(&lost), ..Default::default() });
+    assert_eq!(show(&again), "Running: web=ContainerStatusUnknown:137 n1");
     // A record of a run that had ended stays as it was.
     let ended = make(&super::tests::pod(NEVER), &seen(&["s0 ready", "s0/web exit=4"]), &With::default());
     let with = With { previous: Some(&ended), ..Default::default() };
