@@ -46,26 +46,18 @@ impl AdmitHandle {
         let sent = self.0.send(Request::Admit(pods, reply)).await;
         match (sent, answer.await) {
             (Ok(()), Ok(verdicts)) => verdicts,
-            _ => vec![
-                Err(Refusal {
-                    reason: "UnexpectedAdmissionError".into(),
-                    message: "the agent is stopping".into()
-                });
-                count
-            ],
+            _ => {
+                vec![
+                    Err(Refusal { reason: "UnexpectedAdmissionError".into(), message: "the agent is stopping".into() });
+                    count
+                ]
+            }
         }
     }
 
     /// Notes the resources that a container was created with.
     pub async fn actuated(&self, uid: &PodUid, container: &str, resources: ResourceRequirements) {
-        let _ = self
-            .0
-            .send(Request::Actuated(
-                uid.clone(),
-                container.to_owned(),
-                Box::new(resources),
-            ))
-            .await;
+        let _ = self.0.send(Request::Actuated(uid.clone(), container.to_owned(), Box::new(resources))).await;
     }
 
     /// The pod can run nothing any more: it uses no room, though its source still holds it.
@@ -94,15 +86,15 @@ pub struct Restored {
 /// A corrupt one, with the remedy: the agent does not guess at what was allocated.
 pub async fn restore(host: &dyn PodHost, root: &std::path::Path) -> Result<Restored, String> {
     let mut restored = Restored::default();
-    for (name, into) in [
-        (ALLOCATED, &mut restored.allocated),
-        (ACTUATED, &mut restored.actuated),
-    ] {
+    for (name, into) in [(ALLOCATED, &mut restored.allocated), (ACTUATED, &mut restored.actuated)] {
         let path = root.join(name);
         let bytes = host.read_file(&path).await.map_err(|e| e.chain())?;
         if let Some(bytes) = bytes {
             *into = checkpoint::decode_allocations(&bytes).map_err(|e| {
-                format!("checkpoint {} is corrupt ({e}): drain this node and delete the file to start afresh", path.display())
+                format!(
+                    "checkpoint {} is corrupt ({e}): drain this node and delete the file to start afresh",
+                    path.display()
+                )
             })?;
         }
     }
@@ -148,11 +140,7 @@ pub fn start(
 }
 
 impl Admitter {
-    async fn run(
-        mut self,
-        mut requests: mpsc::Receiver<Request>,
-        stop: tokio_util::sync::CancellationToken,
-    ) {
+    async fn run(mut self, mut requests: mpsc::Receiver<Request>, stop: tokio_util::sync::CancellationToken) {
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -173,8 +161,7 @@ impl Admitter {
                 for pod in &pods {
                     let verdict = self.ledger.admit(pod, &self.node, &self.rules);
                     if verdict.is_ok() {
-                        self.allocated
-                            .insert(pod.uid().to_string(), allocation(pod));
+                        self.allocated.insert(pod.uid().to_string(), allocation(pod));
                         self.allocated_dirty = true;
                     }
                     verdicts.push(verdict.map(|_| ()));
@@ -207,23 +194,13 @@ impl Admitter {
     }
 
     async fn write(&self, name: &str, content: &BTreeMap<String, PodAllocation>) -> HostResult<()> {
-        self.host
-            .write_atomic(
-                &self.root.join(name),
-                checkpoint::encode_allocations(content),
-                0o600,
-            )
-            .await
+        self.host.write_atomic(&self.root.join(name), checkpoint::encode_allocations(content), 0o600).await
     }
 }
 
 fn saved(name: &str, result: HostResult<()>) -> bool {
     if let Err(e) = &result {
-        warn!(
-            checkpoint = name,
-            err = e.chain(),
-            "Checkpoint cannot be written, the next change tries again"
-        );
+        warn!(checkpoint = name, err = e.chain(), "Checkpoint cannot be written, the next change tries again");
     }
     result.is_ok()
 }
@@ -233,15 +210,7 @@ fn allocation(pod: &DesiredPod) -> PodAllocation {
     let containers = pod
         .containers()
         .filter(|c| c.kind != ContainerKind::Ephemeral)
-        .map(|c| {
-            (
-                c.spec.name.clone(),
-                c.spec.resources.clone().unwrap_or_default(),
-            )
-        })
+        .map(|c| (c.spec.name.clone(), c.spec.resources.clone().unwrap_or_default()))
         .collect();
-    PodAllocation {
-        containers,
-        pod_level: pod.spec().resources.clone(),
-    }
+    PodAllocation { containers, pod_level: pod.spec().resources.clone() }
 }

@@ -18,22 +18,27 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use decide::resources::{self, QosClass, QosDemand};
 use model::pod::{DesiredPod, PodSource, PodUid};
 use model::timeline::{StepKind, StepResult};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::admit::AdmitHandle;
 use crate::pleg::{RuntimePod, RuntimePods};
 use crate::ports::Tasks;
-use crate::registry::PodEntry;
+use crate::registry::{PodEntry, WorkerState};
 use crate::source::SourceSet;
 use crate::worker::{self, EndReason, Ending, Intent, PodDeps};
 
 /// How often leftover directories and cgroups are looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 
-/// The pod whose full name another pod waits for.
+/// The cgroups above pods are rewritten this long after a pod came or went: a burst costs one write.
+const QOS_DELAY: Duration = Duration::from_millis(100);
+
+/// A worker and how to reach it.
 struct Held {
     intent: watch::Sender<Intent>,
     full_name: String,
@@ -60,6 +65,8 @@ pub struct Dispatcher {
     done: mpsc::Receiver<PodUid>,
     /// True from the moment at which all sources have spoken.
     all_seen: watch::Sender<bool>,
+    /// When the QoS cgroups are to be rewritten.
+    qos_due: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -86,6 +93,7 @@ impl Dispatcher {
             done_tx,
             done,
             all_seen: watch::Sender::new(false),
+            qos_due: None,
         }
     }
 
@@ -106,12 +114,17 @@ impl Dispatcher {
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            self.deps.registry.beat();
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(set) = sets.recv() => self.take_set(set).await,
                 Some(uid) = self.done.recv() => self.worker_done(&uid).await,
                 Ok(()) = self.runtime.changed() => self.end_orphans(),
-                _ = housekeeping.tick() => self.housekeeping().await,
+                () = sleep_until(self.qos_due) => self.update_qos().await,
+                _ = housekeeping.tick() => {
+                    self.housekeeping().await;
+                    self.update_qos().await;
+                }
             }
         }
     }
@@ -138,10 +151,7 @@ impl Dispatcher {
                 );
                 continue;
             }
-            let taken = self
-                .sets
-                .iter()
-                .any(|(s, held)| *s != source && held.contains_key(pod.uid()));
+            let taken = self.sets.iter().any(|(s, held)| *s != source && held.contains_key(pod.uid()));
             if taken || fresh.contains_key(pod.uid()) {
                 warn!(pod = pod.full_name(), uid = %pod.uid(), "Pod UID is already in use, pod ignored");
                 continue;
@@ -160,14 +170,8 @@ impl Dispatcher {
         if first {
             self.check_all_seen().await;
             // What already runs is admitted before what is new: a newcomer must not take its room.
-            let alive: HashSet<PodUid> = self
-                .runtime
-                .borrow()
-                .pods
-                .iter()
-                .filter(|p| p.alive)
-                .map(|p| p.uid.clone())
-                .collect();
+            let alive: HashSet<PodUid> =
+                self.runtime.borrow().pods.iter().filter(|p| p.alive).map(|p| p.uid.clone()).collect();
             order.sort_by_key(|uid| !alive.contains(uid));
         }
         let mut starting = Vec::new();
@@ -197,11 +201,7 @@ impl Dispatcher {
         if pod.is_static() {
             let name = pod.full_name();
             self.end_runtime_namesakes(&pod);
-            if self
-                .names
-                .get(&name)
-                .is_some_and(|holders| !holders.is_empty())
-            {
+            if self.names.get(&name).is_some_and(|holders| !holders.is_empty()) {
                 let queue = self.queued.entry(name).or_default();
                 if !queue.contains(uid) {
                     info!(pod = pod.full_name(), uid = %uid, "Pod waits for an earlier one of its name to end");
@@ -238,19 +238,8 @@ impl Dispatcher {
         let verdicts = self.admit.admit(pods.clone()).await;
         for (pod, verdict) in pods.into_iter().zip(verdicts) {
             let now = self.deps.clock.now();
-            let entry = Arc::new(PodEntry::new(
-                pod.uid().clone(),
-                pod.namespace(),
-                pod.name(),
-                Some(pod.clone()),
-                now,
-            ));
-            entry.mark(
-                StepKind::Queued,
-                pod.source().as_str(),
-                StepResult::Done,
-                now,
-            );
+            let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
+            entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
             let intent = match verdict {
                 Ok(()) => {
                     info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
@@ -258,12 +247,7 @@ impl Dispatcher {
                     Intent::Run(pod.clone())
                 }
                 Err(refusal) => {
-                    warn!(
-                        pod = pod.full_name(),
-                        reason = refusal.reason,
-                        err = refusal.message,
-                        "Pod was rejected"
-                    );
+                    warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
                     self.deps.metrics.admission_rejected(&refusal.reason);
                     entry.mark(
                         StepKind::Admit,
@@ -273,10 +257,7 @@ impl Dispatcher {
                     );
                     Intent::End(Ending {
                         pod: Some(pod.clone()),
-                        why: EndReason::Refused {
-                            reason: refusal.reason,
-                            message: refusal.message,
-                        },
+                        why: EndReason::Refused { reason: refusal.reason, message: refusal.message },
                         grace: None,
                         gone: false,
                     })
@@ -287,29 +268,14 @@ impl Dispatcher {
     }
 
     fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent) {
+        self.qos_due.get_or_insert_with(|| Instant::now() + QOS_DELAY);
         let uid = entry.uid.clone();
         let leaving = matches!(&intent, Intent::End(e) if e.gone);
         let (tx, rx) = watch::channel(intent);
         self.deps.registry.insert(entry.clone());
-        self.names
-            .entry(full_name.clone())
-            .or_default()
-            .insert(uid.clone());
-        self.workers.insert(
-            uid,
-            Held {
-                intent: tx,
-                full_name,
-                leaving,
-            },
-        );
-        worker::spawn(
-            self.deps.clone(),
-            entry,
-            rx,
-            self.done_tx.clone(),
-            &self.tasks,
-        );
+        self.names.entry(full_name.clone()).or_default().insert(uid.clone());
+        self.workers.insert(uid, Held { intent: tx, full_name, leaving });
+        worker::spawn(self.deps.clone(), entry, rx, self.done_tx.clone(), &self.tasks);
     }
 
     /// Tells a worker to end its pod for good.
@@ -331,6 +297,7 @@ impl Dispatcher {
             return;
         };
         self.deps.registry.remove(uid);
+        self.qos_due.get_or_insert_with(|| Instant::now() + QOS_DELAY);
         self.admit.release(uid.clone()).await;
         if let Some(holders) = self.names.get_mut(&held.full_name) {
             holders.remove(uid);
@@ -376,21 +343,35 @@ impl Dispatcher {
             self.deps.metrics.orphaned_runtime_pods.inc();
         }
         let now = self.deps.clock.now();
-        let entry = Arc::new(PodEntry::new(
-            pod.uid.clone(),
-            &pod.namespace,
-            &pod.name,
-            None,
-            now,
-        ));
+        let entry = Arc::new(PodEntry::new(pod.uid.clone(), &pod.namespace, &pod.name, None, now));
         entry.mark(StepKind::Queued, "runtime", StepResult::Done, now);
-        let intent = Intent::End(Ending {
-            pod: None,
-            why: EndReason::Orphan,
-            grace: None,
-            gone: true,
-        });
+        let intent = Intent::End(Ending { pod: None, why: EndReason::Orphan, grace: None, gone: true });
         self.start_worker(entry, format!("{}_{}", pod.name, pod.namespace), intent);
+    }
+
+    /// Gives the QoS levels the shares that their pods ask for together.
+    async fn update_qos(&mut self) {
+        self.qos_due = None;
+        let settings = &self.deps.settings;
+        if !settings.cgroups_per_qos {
+            return;
+        }
+        let pods: Vec<DesiredPod> = self.deps.registry.all().iter().filter_map(|e| active(e)).collect();
+        let (fixed, moving): (Vec<_>, Vec<_>) = pods.iter().partition(|p| p.is_static());
+        self.deps.metrics.desired_pods(fixed.len(), moving.len());
+        self.deps.metrics.active_pods(fixed.len(), moving.len());
+        let demand = QosDemand::of(&pods, true);
+        let levels: Vec<_> = [QosClass::Burstable, QosClass::BestEffort]
+            .into_iter()
+            .map(|class| {
+                let sizes = &settings.node.hugepage_sizes;
+                let values = resources::qos_cgroup_resources(class, &demand, sizes, settings.node.memory_qos);
+                (resources::qos_cgroup_name(&settings.kubepods, class), values)
+            })
+            .collect();
+        if let Err(e) = self.deps.host.update_cgroups(&levels).await {
+            warn!(err = e.chain(), "Failed to update QoS cgroup configuration");
+        }
     }
 
     /// Removes pod directories, pod cgroups and log directories that belong to nobody. The unknown ones are looked at, not the known.
@@ -410,12 +391,7 @@ impl Dispatcher {
                     match host.remove_pod_dir(&uid).await {
                         Ok(()) => info!(uid = %uid, "Cleaned up orphaned pod volumes dir"),
                         Err(e) => {
-                            if self
-                                .deps
-                                .limiter
-                                .allow(&format!("orphan {uid}"), std::time::Instant::now())
-                                .is_some()
-                            {
+                            if self.deps.limiter.allow(&format!("orphan {uid}"), std::time::Instant::now()).is_some() {
                                 warn!(uid = %uid, err = e.chain(), "There were many similar errors. Orphaned pod found, but its directory cannot be removed");
                             }
                         }
@@ -437,17 +413,24 @@ impl Dispatcher {
             }
             Err(e) => warn!(err = e.chain(), "Pod cgroups cannot be listed"),
         }
-        let known: HashSet<String> = self
-            .workers
-            .keys()
-            .map(ToString::to_string)
-            .chain(self.runtime.borrow().pods.iter().map(|p| p.uid.to_string()))
-            .collect();
-        if let Err(e) = host.prune_logs(&move |uid| known.contains(uid)).await {
-            warn!(
-                err = e.chain(),
-                "Log directories of gone pods cannot be removed"
-            );
+        let known: HashSet<PodUid> =
+            self.workers.keys().cloned().chain(self.runtime.borrow().pods.iter().map(|p| p.uid.clone())).collect();
+        if let Err(e) = host.prune_logs(&known).await {
+            warn!(err = e.chain(), "Log directories of gone pods cannot be removed");
         }
+    }
+}
+
+/// The desired pod of an entry that still may use resources.
+fn active(entry: &PodEntry) -> Option<DesiredPod> {
+    let view = entry.view();
+    view.desired.clone().filter(|_| view.state != WorkerState::Terminated)
+}
+
+/// Waits for the moment; for ever when there is none.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }

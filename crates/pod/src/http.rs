@@ -9,9 +9,7 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature,
-};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -92,20 +90,12 @@ impl Get<'_> {
     }
 
     fn path(&self) -> String {
-        if self.path.starts_with('/') {
-            self.path.to_owned()
-        } else {
-            format!("/{}", self.path)
-        }
+        if self.path.starts_with('/') { self.path.to_owned() } else { format!("/{}", self.path) }
     }
 
     /// The request's URL, for messages.
     pub fn url(&self) -> String {
-        let scheme = if self.tls == Tls::Off {
-            "http"
-        } else {
-            "https"
-        };
+        let scheme = if self.tls == Tls::Off { "http" } else { "https" };
         format!("{scheme}://{}{}", self.authority(), self.path())
     }
 
@@ -116,16 +106,8 @@ impl Get<'_> {
     pub async fn send(&self) -> Result<GetAnswer, GetError> {
         let authority = self.authority();
         let mut builder = http::Request::get(self.path());
-        for (name, value) in [
-            ("Host", authority.as_str()),
-            ("User-Agent", self.agent),
-            ("Accept", "*/*"),
-        ] {
-            if !self
-                .headers
-                .iter()
-                .any(|(n, _)| n.eq_ignore_ascii_case(name))
-            {
+        for (name, value) in [("Host", authority.as_str()), ("User-Agent", self.agent), ("Accept", "*/*")] {
+            if !self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
                 builder = builder.header(name, value);
             }
         }
@@ -135,9 +117,7 @@ impl Get<'_> {
         let request = builder
             .header("Connection", "close")
             .body(Empty::<Bytes>::new())
-            .map_err(|e| {
-                GetError::Invalid(format!("request for {} is invalid: {e}", self.url()))
-            })?;
+            .map_err(|e| GetError::Invalid(format!("request for {} is invalid: {e}", self.url())))?;
         let stream = tokio::net::TcpStream::connect((self.host, self.port))
             .await
             .map_err(|e| self.failed(&format!("dial tcp {authority}: {e}")))?;
@@ -147,10 +127,8 @@ impl Get<'_> {
             Tls::Verified => verified().map_err(|e| self.failed(&e))?,
         };
         let name = ServerName::try_from(self.host.to_owned()).map_err(|e| self.failed(&e))?;
-        let stream = tokio_rustls::TlsConnector::from(config)
-            .connect(name, stream)
-            .await
-            .map_err(|e| self.failed(&e))?;
+        let stream =
+            tokio_rustls::TlsConnector::from(config).connect(name, stream).await.map_err(|e| self.failed(&e))?;
         self.exchange(stream, request).await
     }
 
@@ -163,27 +141,15 @@ impl Get<'_> {
         stream: impl AsyncRead + AsyncWrite + Unpin,
         request: http::Request<Empty<Bytes>>,
     ) -> Result<GetAnswer, GetError> {
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| self.failed(&e))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.failed(&e))?;
         let exchange = async {
-            let answer = sender
-                .send_request(request)
-                .await
-                .map_err(|e| self.failed(&e))?;
+            let answer = sender.send_request(request).await.map_err(|e| self.failed(&e))?;
             let status = answer.status().as_u16();
-            let location = answer
-                .headers()
-                .get(http::header::LOCATION)
-                .and_then(|l| l.to_str().ok())
-                .map(ToOwned::to_owned);
+            let location =
+                answer.headers().get(http::header::LOCATION).and_then(|l| l.to_str().ok()).map(ToOwned::to_owned);
             let (body, cut) = read_at_most(answer.into_body(), self.body_max).await;
-            Ok(GetAnswer {
-                status,
-                location,
-                body,
-                cut,
-            })
+            Ok(GetAnswer { status, location, body, cut })
         };
         // The connection is driven beside the request, in this one future.
         tokio::pin!(connection, exchange);
@@ -255,9 +221,7 @@ impl ServerCertVerifier for AcceptAny {
 
 fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
-    PROVIDER
-        .get_or_init(|| Arc::new(ring::default_provider()))
-        .clone()
+    PROVIDER.get_or_init(|| Arc::new(ring::default_provider())).clone()
 }
 
 fn unverified() -> Arc<ClientConfig> {
@@ -267,16 +231,10 @@ fn unverified() -> Arc<ClientConfig> {
             let provider = provider();
             let verifier = Arc::new(AcceptAny(provider.signature_verification_algorithms));
             let versions = [&rustls::version::TLS12, &rustls::version::TLS13];
-            let builder =
-                ClientConfig::builder_with_provider(provider).with_protocol_versions(&versions);
+            let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&versions);
             // ring offers suites for both versions, so this cannot fail; safe defaults are the same set.
             let builder = builder.unwrap_or_else(|_| ClientConfig::builder());
-            Arc::new(
-                builder
-                    .dangerous()
-                    .with_custom_certificate_verifier(verifier)
-                    .with_no_client_auth(),
-            )
+            Arc::new(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
         })
         .clone()
 }
@@ -287,15 +245,10 @@ fn verified() -> Result<Arc<ClientConfig>, String> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
-        return Err(
-            "no trusted certificates are installed on this host (package ca-certificates)"
-                .to_owned(),
-        );
+        return Err("no trusted certificates are installed on this host (package ca-certificates)".to_owned());
     }
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?;
-    Ok(Arc::new(
-        builder.with_root_certificates(roots).with_no_client_auth(),
-    ))
+    Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
 }

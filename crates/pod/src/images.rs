@@ -112,14 +112,8 @@ impl Images {
             clock,
             metrics,
             slots: limits.parallel.map(Semaphore::new),
-            bucket: (limits.qps > 0).then(|| {
-                Mutex::new(Bucket {
-                    tokens: burst,
-                    rate: f64::from(limits.qps),
-                    burst,
-                    at: Instant::now(),
-                })
-            }),
+            bucket: (limits.qps > 0)
+                .then(|| Mutex::new(Bucket { tokens: burst, rate: f64::from(limits.qps), burst, at: Instant::now() })),
             backoff: Mutex::default(),
         }
     }
@@ -136,11 +130,7 @@ impl Images {
         runtime_handler: &str,
     ) -> Result<UsableImage, ImageProblem> {
         let asked = container.spec.image.as_deref().unwrap_or_default();
-        let problem = |reason, message: String| ImageProblem {
-            reason,
-            message,
-            retry_at: None,
-        };
+        let problem = |reason, message: String| ImageProblem { reason, message, retry_at: None };
         let image = image_name::with_default_tag(asked)
             .map_err(|e| problem("InvalidImageName", image_name::default_tag_error(asked, &e)))?;
         let spec = v1::ImageSpec {
@@ -150,29 +140,16 @@ impl Images {
             runtime_handler: runtime_handler.to_owned(),
             annotations: pod.meta().annotations.clone().unwrap_or_default(),
         };
-        let present = self.reader.image_status(spec.clone()).await.map_err(|e| {
-            problem(
-                "ImageInspectError",
-                format!("Failed to inspect image \"{image}\": {}", e.message),
-            )
-        })?;
-        let policy = container
-            .spec
-            .image_pull_policy
-            .as_deref()
-            .unwrap_or_default();
+        let present =
+            self.reader.image_status(spec.clone()).await.map_err(|e| {
+                problem("ImageInspectError", format!("Failed to inspect image \"{image}\": {}", e.message))
+            })?;
+        let policy = container.spec.image_pull_policy.as_deref().unwrap_or_default();
         let decision = image_name::pull_decision(policy, present.is_some());
-        self.metrics.ensure_image(
-            policy,
-            Some(present.is_some()),
-            Some(decision == PullDecision::Pull),
-        );
+        self.metrics.ensure_image(policy, Some(present.is_some()), Some(decision == PullDecision::Pull));
         match (decision, present) {
             (PullDecision::UsePresent, Some(found)) => Ok(usable(found)),
-            (PullDecision::Never, _) => Err(problem(
-                "ErrImageNeverPull",
-                image_name::never_pull_message(&image),
-            )),
+            (PullDecision::Never, _) => Err(problem("ErrImageNeverPull", image_name::never_pull_message(&image))),
             _ => self.pull(pod, spec, sandbox).await,
         }
     }
@@ -199,20 +176,11 @@ impl Images {
         let image = spec.image.clone();
         let begin = Instant::now();
         info!(pod = pod.full_name(), image, "Pulling image");
-        let pulled = self
-            .mutator
-            .pull_image(spec.clone(), None, Some(sandbox.clone()))
-            .await;
+        let pulled = self.mutator.pull_image(spec.clone(), None, Some(sandbox.clone())).await;
         let found = match pulled {
             Ok(reference) => {
-                let by_ref = v1::ImageSpec {
-                    image: reference,
-                    ..spec
-                };
-                self.reader
-                    .image_status(by_ref)
-                    .await
-                    .map_err(|e| (e, "ImageInspectError"))
+                let by_ref = v1::ImageSpec { image: reference, ..spec };
+                self.reader.image_status(by_ref).await.map_err(|e| (e, "ImageInspectError"))
             }
             Err(e) => Err((e, "ErrImagePull")),
         };
@@ -224,11 +192,9 @@ impl Images {
                 self.forget(&key.0);
                 Ok(usable(found))
             }
-            Ok(None) => Err(self.failed(
-                key,
-                "ErrImagePull",
-                format!("image \"{image}\" vanished right after its pull"),
-            )),
+            Ok(None) => {
+                Err(self.failed(key, "ErrImagePull", format!("image \"{image}\" vanished right after its pull")))
+            }
             Err((e, reason)) => {
                 let reason = image_name::pull_error_reason(&e.message).unwrap_or(reason);
                 let message = if e.outcome == Outcome::Unreachable {
@@ -260,11 +226,7 @@ impl Images {
         backoff.waits.record_failure(&key.0, &key.1, now);
         let retry_at = backoff.waits.waits(&key.0, &key.1, now).map(|w| w.until);
         backoff.errors.insert(key, message.clone());
-        ImageProblem {
-            reason,
-            message,
-            retry_at,
-        }
+        ImageProblem { reason, message, retry_at }
     }
 
     /// Forgets a pod that is gone.
@@ -276,8 +238,5 @@ impl Images {
 }
 
 fn usable(image: v1::Image) -> UsableImage {
-    UsableImage {
-        image_ref: image.id.clone(),
-        image,
-    }
+    UsableImage { image_ref: image.id.clone(), image }
 }

@@ -72,13 +72,8 @@ async fn check(
     host: &dyn PodHost,
     clock: &Clock,
 ) {
-    let running = v1::ContainerStateValue {
-        state: v1::ContainerState::ContainerRunning as i32,
-    };
-    let filter = v1::ContainerFilter {
-        state: Some(running),
-        ..Default::default()
-    };
+    let running = v1::ContainerStateValue { state: v1::ContainerState::ContainerRunning as i32 };
+    let filter = v1::ContainerFilter { state: Some(running), ..Default::default() };
     let containers = match reader.list_containers(Some(filter)).await {
         Ok(containers) => containers,
         Err(e) => {
@@ -89,11 +84,7 @@ async fn check(
     futures::stream::iter(containers)
         .for_each_concurrent(limits.workers.max(1), |container| async move {
             if let Err(reason) = rotate(limits, reopener, host, clock, &container).await {
-                warn!(
-                    container = container.id,
-                    err = reason,
-                    "Failed to rotate log"
-                );
+                warn!(container = container.id, err = reason, "Failed to rotate log");
             }
         })
         .await;
@@ -114,37 +105,20 @@ async fn rotate(
         Some(_) => return Ok(()),
         // The log vanished (somebody removed it, or a rotation was cut off before the reopen): the runtime makes a new one.
         None => {
-            return reopener
-                .0
-                .reopen_container_log(&container.id)
-                .await
-                .map_err(|e| e.to_string());
+            return reopener.0.reopen_container_log(&container.id).await.map_err(|e| e.to_string());
         }
     }
-    host.rotate_log(&path, clock.now(), limits.max_files)
-        .await
-        .map_err(|e| e.chain())?;
-    reopener
-        .0
-        .reopen_container_log(&container.id)
-        .await
-        .map_err(|e| e.to_string())
+    host.rotate_log(&path, clock.now(), limits.max_files).await.map_err(|e| e.chain())?;
+    reopener.0.reopen_container_log(&container.id).await.map_err(|e| e.to_string())
 }
 
 /// Where a container's log is, by what the kubelet wrote into its labels: a list answer is enough, no status is asked for.
 fn log_path(pod_logs_dir: &str, container: &v1::Container) -> Option<String> {
     let label = |key: &str| container.labels.get(key);
-    let (namespace, pod, uid) = (
-        label(names::POD_NAMESPACE_LABEL)?,
-        label(names::POD_NAME_LABEL)?,
-        label(names::POD_UID_LABEL)?,
-    );
+    let (namespace, pod, uid) =
+        (label(names::POD_NAMESPACE_LABEL)?, label(names::POD_NAME_LABEL)?, label(names::POD_UID_LABEL)?);
     let name = label(names::CONTAINER_NAME_LABEL)?;
-    let restarts = container
-        .annotations
-        .get(names::RESTART_COUNT)?
-        .parse()
-        .ok()?;
+    let restarts = container.annotations.get(names::RESTART_COUNT)?.parse().ok()?;
     let file = names::container_log_path(name, restarts);
     Some(format!("{pod_logs_dir}/{namespace}_{pod}_{uid}/{file}"))
 }

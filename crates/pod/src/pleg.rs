@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use cri::port::{Outcome, RuntimeReader};
 use cri_api::v1;
+use decide::pleg::{Fingerprint, RuntimeFacts};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
@@ -68,26 +69,34 @@ pub struct RuntimePods {
 }
 
 /// How the generator and the runtime are doing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Health {
     /// When the last pass succeeded.
     pub last_pass: Option<Timestamp>,
     /// When the runtime's Status was last answered.
     pub last_status: Option<Timestamp>,
-    /// RuntimeReady's failure (`reason`, `message`); None: ready.
-    pub runtime_not_ready: Option<(String, String)>,
-    /// NetworkReady's failure; None: ready.
-    pub network_not_ready: Option<(String, String)>,
+    /// Conditions of that answer; None before the first.
+    pub conditions: Option<Vec<v1::RuntimeCondition>>,
     /// True while the event stream is open and trusted.
     pub evented: bool,
-    /// Why the last pass or Status failed, while it does.
+    /// Why the last pass failed, while it does.
     pub error: Option<String>,
 }
 
 impl Health {
-    /// True when the runtime answered lately and calls itself ready.
-    pub fn runtime_ready(&self) -> bool {
-        self.last_status.is_some() && self.runtime_not_ready.is_none() && self.error.is_none()
+    /// What the verdicts on readiness need.
+    pub fn facts(&self) -> RuntimeFacts<'_> {
+        RuntimeFacts {
+            last_status: self.last_status,
+            conditions: self.conditions.as_deref(),
+            last_relist: self.last_pass,
+            relist_threshold: RELIST_THRESHOLD,
+        }
+    }
+
+    /// Why the runtime's network is not ready, in Go's words.
+    pub fn network_error(&self) -> Option<String> {
+        decide::pleg::network_error(self.conditions.as_deref())
     }
 }
 
@@ -100,9 +109,6 @@ pub struct Outputs {
     pub health: watch::Receiver<Health>,
 }
 
-/// One pod in a pass: the state of everything it has, order independent.
-type Fingerprint = Vec<(String, i32)>;
-
 struct Pleg {
     reader: Arc<dyn RuntimeReader>,
     registry: Arc<Registry>,
@@ -110,7 +116,7 @@ struct Pleg {
     metrics: Arc<Metrics>,
     pods: watch::Sender<RuntimePods>,
     health: watch::Sender<Health>,
-    last: HashMap<PodUid, Fingerprint>,
+    last: Fingerprint,
     last_begin: Option<Instant>,
     /// Pods whose change came as an event since the last pass.
     announced: HashSet<PodUid>,
@@ -130,12 +136,7 @@ pub fn start(
     let (pods_out, pods) = watch::channel(RuntimePods::default());
     let (health_out, health) = watch::channel(Health::default());
     let stop = tasks.stop().clone();
-    let status = status_loop(
-        reader.clone(),
-        clock.clone(),
-        health_out.clone(),
-        registry.clone(),
-    );
+    let status = status_loop(reader.clone(), clock.clone(), health_out.clone(), registry.clone());
     let stop_status = stop.clone();
     tasks.spawn(async move {
         tokio::select! { () = stop_status.cancelled() => {}, () = status => {} }
@@ -147,7 +148,7 @@ pub fn start(
         metrics,
         pods: pods_out,
         health: health_out,
-        last: HashMap::new(),
+        last: Fingerprint::default(),
         last_begin: None,
         announced: HashSet::new(),
         unannounced: HashMap::new(),
@@ -185,8 +186,7 @@ impl Pleg {
                 // Whatever happened while no stream was open is found by a pass that begins after it is.
                 next = Instant::now();
             }
-            let trusted =
-                events.is_some() && self.distrusted_until.is_none_or(|t| Instant::now() >= t);
+            let trusted = events.is_some() && self.distrusted_until.is_none_or(|t| Instant::now() >= t);
             self.set_health(|h| h.evented = trusted);
             let suspicion = self.unannounced.values().min().map(|t| *t + EVENT_GRACE);
             tokio::select! {
@@ -226,24 +226,10 @@ impl Pleg {
 
     /// An event came: wake the worker of its pod.
     fn announce(&mut self, event: &v1::ContainerEventResponse) {
-        let Some(uid) = event
-            .pod_sandbox_status
-            .as_ref()
-            .and_then(|s| s.metadata.as_ref())
-            .map(|m| m.uid.as_str())
-        else {
-            // Without the sandbox's status the pod is not known: the id decides, by the last pass.
-            let owner = self
-                .last
-                .iter()
-                .find(|(_, f)| f.iter().any(|(id, _)| *id == event.container_id));
-            if let Some((uid, _)) = owner {
-                let uid = uid.clone();
-                self.wake(&uid);
-            }
-            return;
-        };
-        self.wake(&PodUid::new(uid));
+        // An event without the sandbox's status does not say whose it is: the next pass finds out.
+        if let Some(metadata) = event.pod_sandbox_status.as_ref().and_then(|s| s.metadata.as_ref()) {
+            self.wake(&PodUid::new(metadata.uid.as_str()));
+        }
     }
 
     fn wake(&mut self, uid: &PodUid) {
@@ -273,19 +259,12 @@ impl Pleg {
     async fn pass(&mut self, trusted: bool) {
         let begin = Instant::now();
         if let Some(last) = self.last_begin {
-            self.metrics
-                .pleg_relist_interval
-                .observe((begin - last).as_secs_f64());
+            self.metrics.pleg_relist_interval.observe((begin - last).as_secs_f64());
         }
         self.last_begin = Some(begin);
-        let lists = futures::future::try_join(
-            self.reader.list_pod_sandbox(None),
-            self.reader.list_containers(None),
-        )
-        .await;
-        self.metrics
-            .pleg_relist_duration
-            .observe(begin.elapsed().as_secs_f64());
+        let lists =
+            futures::future::try_join(self.reader.list_pod_sandbox(None), self.reader.list_containers(None)).await;
+        self.metrics.pleg_relist_duration.observe(begin.elapsed().as_secs_f64());
         let (sandboxes, containers) = match lists {
             Ok(lists) => lists,
             Err(e) => {
@@ -297,46 +276,21 @@ impl Pleg {
                 return;
             }
         };
-        let observed = decide::observe::group(&sandboxes, &containers);
-        let mut fresh: HashMap<PodUid, Fingerprint> = HashMap::with_capacity(observed.len());
-        let mut pods = Vec::with_capacity(observed.len());
-        for (uid, pod) in observed {
-            let mut print: Fingerprint =
-                Vec::with_capacity(pod.sandboxes.len() + pod.containers.len());
-            print.extend(
-                pod.sandboxes
-                    .iter()
-                    .map(|s| (s.id.clone(), 100 + i32::from(s.ready))),
-            );
-            print.extend(
-                pod.containers
-                    .iter()
-                    .map(|c| (c.id.clone(), c.state as i32)),
-            );
-            print.sort_unstable();
-            pods.push(RuntimePod {
-                uid: uid.clone(),
+        let fresh = Fingerprint::new(&sandboxes, &containers);
+        let changed: Vec<PodUid> = decide::pleg::diff(&self.last, &fresh).into_keys().collect();
+        let pods: Vec<RuntimePod> = decide::observe::group(&sandboxes, &containers)
+            .into_values()
+            .map(|pod| RuntimePod {
                 alive: pod.anything_alive(),
+                uid: pod.uid,
                 namespace: pod.namespace,
                 name: pod.name,
-            });
-            fresh.insert(uid, print);
-        }
-        let changed: Vec<PodUid> = fresh
-            .iter()
-            .filter(|(uid, print)| self.last.get(*uid) != Some(*print))
-            .map(|(uid, _)| uid.clone())
-            .chain(
-                self.last
-                    .keys()
-                    .filter(|uid| !fresh.contains_key(*uid))
-                    .cloned(),
-            )
+            })
             .collect();
         let first = self.pods.borrow().pass == 0;
         for uid in &changed {
             // Removals are the agent's own doing and come without a state that could be missed.
-            if trusted && !first && fresh.contains_key(uid) && !self.announced.contains(uid) {
+            if trusted && !first && !fresh.is_gone(uid) && !self.announced.contains(uid) {
                 self.unannounced.entry(uid.clone()).or_insert(begin);
             }
             if let Some(entry) = self.registry.get(uid) {
@@ -351,9 +305,7 @@ impl Pleg {
             h.last_pass = Some(now);
             h.error = None;
         });
-        self.metrics
-            .pleg_last_seen
-            .set(now.as_millisecond() as f64 / 1000.0);
+        self.metrics.pleg_last_seen.set(now.as_millisecond() as f64 / 1000.0);
         self.pods.send_modify(|p| {
             p.pass += 1;
             if *p.pods != pods {
@@ -383,9 +335,7 @@ fn set_health(health: &watch::Sender<Health>, change: impl FnOnce(&mut Health)) 
 }
 
 /// The next event; never ready without a stream.
-async fn next_event(
-    events: &mut Option<Events>,
-) -> Option<cri::port::CriResult<v1::ContainerEventResponse>> {
+async fn next_event(events: &mut Option<Events>) -> Option<cri::port::CriResult<v1::ContainerEventResponse>> {
     match events {
         Some(stream) => stream.next().await,
         None => std::future::pending().await,
@@ -401,40 +351,26 @@ async fn status_loop(
 ) {
     let mut tick = tokio::time::interval(STATUS_PERIOD);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut failing = false;
     loop {
         tick.tick().await;
         let answer = reader.status(false).await;
+        let failed = answer.is_err();
         let now = clock.now();
         let before = health.borrow().clone();
         match answer {
-            Ok(answer) => {
-                let conditions = answer.status.map(|s| s.conditions).unwrap_or_default();
-                let failure = |name: &str| match conditions.iter().find(|c| c.r#type == name) {
-                    Some(c) if c.status => None,
-                    Some(c) => Some((c.reason.clone(), c.message.clone())),
-                    None => Some((
-                        String::new(),
-                        format!("runtime status lacks the condition {name}"),
-                    )),
-                };
-                set_health(&health, |h| {
-                    h.last_status = Some(now);
-                    h.runtime_not_ready = failure("RuntimeReady");
-                    h.network_not_ready = failure("NetworkReady");
-                });
-            }
-            Err(e) => {
-                if before.runtime_not_ready.is_none() {
-                    warn!(err = %e, "Container runtime sanity check failed");
-                }
-                set_health(&health, |h| {
-                    h.runtime_not_ready = Some((String::new(), e.to_string()))
-                });
-            }
+            Ok(answer) => set_health(&health, |h| {
+                h.last_status = Some(now);
+                h.conditions = Some(answer.status.map(|s| s.conditions).unwrap_or_default());
+            }),
+            Err(e) if !failing => warn!(err = &e as &dyn std::error::Error, "Container runtime sanity check failed"),
+            Err(_) => {}
         }
+        failing = failed;
         let after = health.borrow().clone();
-        let healed = |f: fn(&Health) -> bool| f(&before) && !f(&after);
-        if healed(|h| h.network_not_ready.is_some()) || healed(|h| h.runtime_not_ready.is_some()) {
+        // Before the first answer nothing was ready, so the first good one wakes pods as well.
+        let ready = |h: &Health| h.conditions.as_ref().is_some_and(|c| !c.is_empty() && c.iter().all(|c| c.status));
+        if !ready(&before) && ready(&after) {
             info!("Container runtime and network are ready");
             for entry in registry.all() {
                 entry.wake();

@@ -2,7 +2,7 @@
 //!
 //! The runtime's ports are [`cri::port::RuntimeReader`] and [`cri::port::RuntimeMutator`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -24,10 +24,7 @@ pub struct Clock(ClockKind);
 #[derive(Clone, Debug)]
 enum ClockKind {
     System,
-    Virtual {
-        base: Timestamp,
-        start: tokio::time::Instant,
-    },
+    Virtual { base: Timestamp, start: tokio::time::Instant },
 }
 
 impl Clock {
@@ -38,10 +35,7 @@ impl Clock {
 
     /// A clock that shows `base` now and moves with tokio's clock only.
     pub fn virtual_from(base: Timestamp) -> Self {
-        Self(ClockKind::Virtual {
-            base,
-            start: tokio::time::Instant::now(),
-        })
+        Self(ClockKind::Virtual { base, start: tokio::time::Instant::now() })
     }
 
     /// What time it is.
@@ -49,8 +43,7 @@ impl Clock {
         match &self.0 {
             ClockKind::System => Timestamp::now(),
             ClockKind::Virtual { base, start } => {
-                let passed =
-                    SignedDuration::try_from(start.elapsed()).unwrap_or(SignedDuration::ZERO);
+                let passed = SignedDuration::try_from(start.elapsed()).unwrap_or(SignedDuration::ZERO);
                 base.saturating_add(passed).unwrap_or(*base)
             }
         }
@@ -84,19 +77,12 @@ impl Random {
 
     /// A number in 0..1.
     pub fn unit(&self) -> f64 {
-        self.0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .random()
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).random()
     }
 
     /// Eight random hex digits (termination log names).
     pub fn hex8(&self) -> String {
-        let n: u32 = self
-            .0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .random();
+        let n: u32 = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).random();
         format!("{n:08x}")
     }
 }
@@ -123,9 +109,7 @@ impl Tasks {
     pub async fn drain(&self, deadline: Duration) -> bool {
         self.stop.cancel();
         self.tracker.close();
-        tokio::time::timeout(deadline, self.tracker.wait())
-            .await
-            .is_ok()
+        tokio::time::timeout(deadline, self.tracker.wait()).await.is_ok()
     }
 }
 
@@ -142,14 +126,8 @@ pub struct HostError {
 
 impl HostError {
     /// An error with its cause.
-    pub fn new(
-        action: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self {
-            action: action.into(),
-            source: source.into(),
-        }
+    pub fn new(action: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self { action: action.into(), source: source.into() }
     }
 
     /// What was attempted and the chain of reasons, in one line.
@@ -188,8 +166,17 @@ pub struct MountedVolume {
 /// The volumes of one pod by volume name.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
-/// Values of the pod that volumes show to containers (downwardAPI): path → content and mode, by volume name.
-pub type VolumePayloads = BTreeMap<String, BTreeMap<String, (Vec<u8>, u32)>>;
+/// Files of a volume by relative path: content and permission bits.
+pub type VolumeFiles = BTreeMap<String, (Vec<u8>, u32)>;
+
+/// What was decided about a pod's volumes before they are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumePayloads {
+    /// Values of the pod that volumes show to containers (downwardAPI, also projected), by volume name.
+    pub files: BTreeMap<String, VolumeFiles>,
+    /// Sizes of memory-backed emptyDirs in bytes, by volume name; without one the kernel's default holds.
+    pub memory_sizes: BTreeMap<String, u64>,
+}
 
 /// What one container needs on disk before it is created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -218,24 +205,19 @@ pub struct ContainerFiles {
 #[async_trait]
 pub trait PodHost: Send + Sync {
     /// Makes the pod's cgroup unless it exists; an existing one is not rewritten.
-    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources)
-    -> HostResult<()>;
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()>;
     /// Kills what is left in the pod's cgroup, at whatever QoS level it stands, and removes it. Absent is done.
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()>;
     /// UIDs of the pod cgroups that exist. With the systemd driver their dashes are back in place.
     async fn list_pod_cgroups(&self) -> HostResult<Vec<PodUid>>;
     /// The cgroup as the runtime wants to be told of it (CRI `cgroup_parent`).
     fn cgroup_parent(&self, name: &CgroupName) -> String;
-    /// Writes the CPU shares of the burstable level and makes all levels.
-    async fn update_qos_cgroups(&self, levels: &[(CgroupName, CgroupResources)]) -> HostResult<()>;
+    /// Writes the cgroups above pods (kubepods and the QoS levels), making those that are missing.
+    async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()>;
     /// Makes `pods/UID` and what belongs below it.
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()>;
     /// Makes every volume ready; those that are, are only checked. Names the volume that failed.
-    async fn mount_volumes(
-        &self,
-        pod: &DesiredPod,
-        payloads: &VolumePayloads,
-    ) -> HostResult<MountedVolumes>;
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<MountedVolumes>;
     /// Unmounts everything of the pod and removes its directory, never through a mount. Absent is done.
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()>;
     /// Unmounts the volumes of a pod that has ended but is still wanted by its source.
@@ -253,13 +235,7 @@ pub trait PodHost: Send + Sync {
     /// Makes the container's log directory and tells the highest restart count that its logs show.
     async fn log_dir(&self, pod: &DesiredPod, container: &str) -> HostResult<Option<u32>>;
     /// Links `/var/log/containers/…` to the log file, if there is one.
-    async fn link_log(
-        &self,
-        pod: &DesiredPod,
-        container: &str,
-        id: &str,
-        restart_count: u32,
-    ) -> HostResult<()>;
+    async fn link_log(&self, pod: &DesiredPod, container: &str, id: &str, restart_count: u32) -> HostResult<()>;
     /// Removes the log files and the link of one dead container.
     async fn remove_container_log(
         &self,
@@ -271,8 +247,8 @@ pub trait PodHost: Send + Sync {
     ) -> HostResult<()>;
     /// Removes the log directory of a pod that is gone.
     async fn remove_pod_logs(&self, namespace: &str, name: &str, uid: &PodUid) -> HostResult<()>;
-    /// Removes log directories of pods that `keep` does not know, and links whose target is gone.
-    async fn prune_logs(&self, keep: &(dyn Fn(&str) -> bool + Send + Sync)) -> HostResult<()>;
+    /// Removes log directories of pods that are not among `known`, and links whose target is gone.
+    async fn prune_logs(&self, known: &HashSet<PodUid>) -> HostResult<()>;
     /// The last `limit` bytes of a file; None when it is absent or not a regular file.
     async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>>;
     /// Size of a file; None when absent.
@@ -280,12 +256,7 @@ pub trait PodHost: Send + Sync {
     /// First half of a log rotation: moves the log away and thins out old ones. After it the runtime reopens the log.
     async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()>;
     /// Writes a file as a whole or not at all, synced (checkpoints).
-    async fn write_atomic(
-        &self,
-        path: &std::path::Path,
-        content: Vec<u8>,
-        mode: u32,
-    ) -> HostResult<()>;
+    async fn write_atomic(&self, path: &std::path::Path, content: Vec<u8>, mode: u32) -> HostResult<()>;
     /// The node's own hosts file and resolv.conf, read at each use; None when absent.
     async fn read_file(&self, path: &std::path::Path) -> HostResult<Option<Vec<u8>>>;
     /// The node's addresses, main one first.

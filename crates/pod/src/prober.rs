@@ -51,12 +51,7 @@ struct Probed {
 
 impl Prober {
     /// A prober without containers.
-    pub fn new(
-        runtime: Arc<dyn RuntimeMutator>,
-        tasks: Tasks,
-        clock: Clock,
-        random: Random,
-    ) -> Arc<Self> {
+    pub fn new(runtime: Arc<dyn RuntimeMutator>, tasks: Tasks, clock: Clock, random: Random) -> Arc<Self> {
         Arc::new(Self {
             runtime,
             tasks,
@@ -68,24 +63,12 @@ impl Prober {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<String, Probed>> {
-        self.containers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the probes of containers that run, and ends those of containers that do not.
-    pub fn follow(
-        self: &Arc<Self>,
-        pod: &DesiredPod,
-        observed: &ObservedPod,
-        entry: &Arc<PodEntry>,
-    ) {
-        let running = |id: &str| {
-            observed
-                .containers
-                .iter()
-                .any(|c| c.id == id && c.state == ContainerState::Running)
-        };
+    pub fn follow(self: &Arc<Self>, pod: &DesiredPod, observed: &ObservedPod, entry: &Arc<PodEntry>) {
+        let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.state == ContainerState::Running);
         self.table().retain(|id, probed| {
             let keep = probed.uid != *pod.uid() || running(id);
             if !keep {
@@ -94,29 +77,18 @@ impl Prober {
             keep
         });
         for container in pod.containers() {
-            if !matches!(container.kind, ContainerKind::App | ContainerKind::Sidecar)
-                || !has_probes(container.spec)
-            {
+            if !matches!(container.kind, ContainerKind::App | ContainerKind::Sidecar) || !has_probes(container.spec) {
                 continue;
             }
-            let Some(seen) = observed
-                .newest(&container.spec.name)
-                .filter(|c| c.state == ContainerState::Running)
+            let Some(seen) = observed.newest(&container.spec.name).filter(|c| c.state == ContainerState::Running)
             else {
                 continue;
             };
             if self.table().contains_key(&seen.id) {
                 continue;
             }
-            let ip = observed
-                .sandboxes
-                .first()
-                .and_then(|s| s.ips.first().cloned());
-            let ip = if pod.host_network() {
-                Some("127.0.0.1".to_owned())
-            } else {
-                ip
-            };
+            let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
+            let ip = if pod.host_network() { Some("127.0.0.1".to_owned()) } else { ip };
             self.begin(pod, container.spec, &seen.id, seen.started_at, ip, entry);
         }
     }
@@ -135,10 +107,7 @@ impl Prober {
         let stop = self.tasks.stop().child_token();
         let probed = Probed {
             uid: pod.uid().clone(),
-            states: probes
-                .iter()
-                .map(|(kind, _)| (*kind, ProbeState::new(*kind)))
-                .collect(),
+            states: probes.iter().map(|(kind, _)| (*kind, ProbeState::new(*kind))).collect(),
             started: watch::Sender::new(!has_startup),
             stop: stop.clone(),
         };
@@ -151,11 +120,7 @@ impl Prober {
                 kind,
                 thresholds: Thresholds::of(probe),
                 probe: probe.clone(),
-                target: Target {
-                    container_id: id.to_owned(),
-                    spec: spec.clone(),
-                    pod_ip: ip.clone(),
-                },
+                target: Target { container_id: id.to_owned(), spec: spec.clone(), pod_ip: ip.clone() },
                 started_at,
                 started: started.clone(),
             };
@@ -194,10 +159,7 @@ impl Prober {
 
     /// What the status needs to know of a container.
     pub fn results(&self, id: &str) -> ProbeResults {
-        ProbeResults {
-            startup: self.verdict(id, ProbeKind::Startup),
-            ready: self.verdict(id, ProbeKind::Readiness),
-        }
+        ProbeResults { startup: self.verdict(id, ProbeKind::Startup), ready: self.verdict(id, ProbeKind::Readiness) }
     }
 
     /// Takes one result; true when the probe is settled for good.
@@ -256,11 +218,8 @@ struct ProbeTask {
 
 impl ProbeTask {
     async fn run(mut self) {
-        let seconds = |n: Option<i32>, default: u64| {
-            n.and_then(|n| u64::try_from(n).ok())
-                .filter(|n| *n > 0)
-                .unwrap_or(default)
-        };
+        let seconds =
+            |n: Option<i32>, default: u64| n.and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0).unwrap_or(default);
         let period = Duration::from_secs(seconds(self.probe.period_seconds, 10));
         let timeout = Duration::from_secs(seconds(self.probe.timeout_seconds, 1));
         let delay = Duration::from_secs(seconds(self.probe.initial_delay_seconds, 0));
@@ -293,9 +252,7 @@ impl ProbeTask {
 
     /// True when the container ran before this agent began.
     fn found_running(&self) -> bool {
-        let age = self
-            .started_at
-            .map(|t| self.prober.clock.now().duration_since(t));
+        let age = self.started_at.map(|t| self.prober.clock.now().duration_since(t));
         let agent = jiff::SignedDuration::try_from(self.prober.began.elapsed()).unwrap_or_default();
         age.is_some_and(|age| age > agent)
     }
@@ -315,11 +272,7 @@ impl ProbeTask {
                     return Some(true);
                 }
                 Ok(attempt::Answer::Failure(text)) => {
-                    warn!(
-                        container = self.target.spec.name,
-                        "Unhealthy: {} probe failed: {text}",
-                        self.kind.as_str()
-                    );
+                    warn!(container = self.target.spec.name, "Unhealthy: {} probe failed: {text}", self.kind.as_str());
                     return Some(false);
                 }
                 Err(e) => error = e,

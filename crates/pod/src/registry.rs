@@ -84,9 +84,11 @@ impl PodView {
     }
 
     fn end(&mut self, kind: StepKind, subject: &str, result: StepResult, now: Timestamp) {
-        let Some(at) = self.timeline.iter().rposition(|s| {
-            s.kind == kind && s.subject == subject && s.result == StepResult::Running
-        }) else {
+        let Some(at) = self
+            .timeline
+            .iter()
+            .rposition(|s| s.kind == kind && s.subject == subject && s.result == StepResult::Running)
+        else {
             return;
         };
         self.timeline[at].ended = Some(now);
@@ -94,10 +96,7 @@ impl PodView {
         // A step that fails again in the same way is one record with a count: a pod that cannot start for a day fits the page.
         let same = at.checked_sub(1).filter(|&before| {
             let (a, b) = (&self.timeline[before], &self.timeline[at]);
-            a.kind == b.kind
-                && a.subject == b.subject
-                && a.result == b.result
-                && a.result != StepResult::Done
+            a.kind == b.kind && a.subject == b.subject && a.result == b.result && a.result != StepResult::Done
         });
         if let Some(before) = same {
             let newest = self.timeline.remove(at);
@@ -119,13 +118,7 @@ pub struct PodEntry {
 
 impl PodEntry {
     /// A fresh entry.
-    pub fn new(
-        uid: PodUid,
-        namespace: &str,
-        name: &str,
-        desired: Option<DesiredPod>,
-        seen: Timestamp,
-    ) -> Self {
+    pub fn new(uid: PodUid, namespace: &str, name: &str, desired: Option<DesiredPod>, seen: Timestamp) -> Self {
         Self {
             uid,
             view: Mutex::new(PodView {
@@ -178,14 +171,31 @@ impl PodEntry {
 }
 
 /// The table of pods. Shared by reference; one entry per worker.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Registry {
     pods: Mutex<HashMap<PodUid, Arc<PodEntry>>>,
+    beat: Mutex<tokio::time::Instant>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { pods: Mutex::default(), beat: Mutex::new(tokio::time::Instant::now()) }
+    }
 }
 
 impl Registry {
     fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<PodEntry>>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sign of life of the dispatcher, the only writer of the table.
+    pub fn beat(&self) {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = tokio::time::Instant::now();
+    }
+
+    /// How long ago the dispatcher last gave one.
+    pub fn since_beat(&self) -> std::time::Duration {
+        self.beat.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
     /// The entry of this pod.
@@ -242,25 +252,11 @@ mod tests {
         let e = entry();
         for second in 0..5 {
             let t = Timestamp::from_second(second).unwrap();
-            e.mark(
-                StepKind::Pull,
-                "web",
-                StepResult::Failed("no such image".into()),
-                t,
-            );
+            e.mark(StepKind::Pull, "web", StepResult::Failed("no such image".into()), t);
         }
-        e.mark(
-            StepKind::Pull,
-            "web",
-            StepResult::Done,
-            Timestamp::from_second(9).unwrap(),
-        );
+        e.mark(StepKind::Pull, "web", StepResult::Done, Timestamp::from_second(9).unwrap());
         let view = e.view();
-        let kept: Vec<_> = view
-            .timeline()
-            .iter()
-            .map(|s| (s.count, s.started.as_second()))
-            .collect();
+        let kept: Vec<_> = view.timeline().iter().map(|s| (s.count, s.started.as_second())).collect();
         assert_eq!(kept, [(5, 0), (1, 9)]);
     }
 
@@ -268,19 +264,11 @@ mod tests {
     fn the_beginning_and_the_newest_steps_are_kept() {
         let e = entry();
         for n in 0..200 {
-            e.mark(
-                StepKind::Start,
-                &format!("c{n}"),
-                StepResult::Done,
-                Timestamp::UNIX_EPOCH,
-            );
+            e.mark(StepKind::Start, &format!("c{n}"), StepResult::Done, Timestamp::UNIX_EPOCH);
         }
         let view = e.view();
         assert_eq!(view.timeline().len(), TIMELINE_MAX);
         assert_eq!(view.timeline()[0].subject, "c0");
-        assert_eq!(
-            view.timeline().last().map(|s| s.subject.as_str()),
-            Some("c199")
-        );
+        assert_eq!(view.timeline().last().map(|s| s.subject.as_str()), Some("c199"));
     }
 }

@@ -88,33 +88,19 @@ impl Intent {
     /// The pod has a newer form.
     pub fn update(&mut self, pod: DesiredPod) {
         *self = match self {
-            Self::Run(_) if pod.is_deleting() => Self::End(Ending {
-                grace: None,
-                why: EndReason::Deleted,
-                gone: false,
-                pod: Some(pod),
-            }),
+            Self::Run(_) if pod.is_deleting() => {
+                Self::End(Ending { grace: None, why: EndReason::Deleted, gone: false, pod: Some(pod) })
+            }
             Self::Run(_) => Self::Run(pod),
-            Self::End(ending) => Self::End(Ending {
-                pod: Some(pod),
-                ..ending.clone()
-            }),
+            Self::End(ending) => Self::End(Ending { pod: Some(pod), ..ending.clone() }),
         };
     }
 
     /// The pod's source let it go.
     pub fn end(&mut self, why: EndReason) {
         *self = match self {
-            Self::Run(pod) => Self::End(Ending {
-                pod: Some(pod.clone()),
-                why,
-                grace: None,
-                gone: true,
-            }),
-            Self::End(ending) => Self::End(Ending {
-                gone: true,
-                ..ending.clone()
-            }),
+            Self::Run(pod) => Self::End(Ending { pod: Some(pod.clone()), why, grace: None, gone: true }),
+            Self::End(ending) => Self::End(Ending { gone: true, ..ending.clone() }),
         };
     }
 
@@ -282,16 +268,12 @@ impl Worker {
                         if self
                             .deps
                             .limiter
-                            .allow(
-                                &format!("clean {}", self.entry.uid),
-                                std::time::Instant::now(),
-                            )
+                            .allow(&format!("clean {}", self.entry.uid), std::time::Instant::now())
                             .is_some()
                         {
                             error!(pod = self.name(), uid = %self.entry.uid, err = reason, "Pod cannot be cleaned up yet");
                         }
-                        let again =
-                            Instant::now() + self.deps.random.jitter(Duration::from_secs(2), 0.5);
+                        let again = Instant::now() + self.deps.random.jitter(Duration::from_secs(2), 0.5);
                         self.wait(again).await?;
                         continue;
                     }
@@ -334,8 +316,7 @@ impl Worker {
             Ok(_) => StepResult::Done,
             Err(reason) => StepResult::Failed(reason.clone()),
         };
-        self.entry
-            .end(kind, subject, outcome, self.deps.clock.now());
+        self.entry.end(kind, subject, outcome, self.deps.clock.now());
         result
     }
 
@@ -350,30 +331,21 @@ impl Worker {
             self.remove_from_runtime().await?;
         }
         self.step(StepKind::Cleanup, "", async {
-            let volumes = if gone {
-                host.remove_pod_dir(&uid).await
-            } else {
-                host.unmount_volumes(&uid).await
-            };
+            let volumes = if gone { host.remove_pod_dir(&uid).await } else { host.unmount_volumes(&uid).await };
             volumes.map_err(|e| e.chain())
         })
         .await?;
         if self.deps.settings.cgroups_per_qos {
-            self.step(StepKind::RemoveCgroup, "", async {
-                host.remove_pod_cgroup(&uid).await.map_err(|e| e.chain())
-            })
-            .await?;
+            self.step(StepKind::RemoveCgroup, "", async { host.remove_pod_cgroup(&uid).await.map_err(|e| e.chain()) })
+                .await?;
         }
         if gone {
             let (namespace, name) = {
                 let view = self.entry.view();
                 (view.namespace.clone(), view.name.clone())
             };
-            host.remove_pod_logs(&namespace, &name, &uid)
-                .await
-                .map_err(|e| e.chain())?;
-            self.entry
-                .mark(StepKind::Gone, "", StepResult::Done, self.deps.clock.now());
+            host.remove_pod_logs(&namespace, &name, &uid).await.map_err(|e| e.chain())?;
+            self.entry.mark(StepKind::Gone, "", StepResult::Done, self.deps.clock.now());
             info!(pod = self.name(), uid = %uid, "Pod is gone");
         }
         Ok(())

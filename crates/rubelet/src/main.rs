@@ -1,1 +1,24 @@
-fn main() {}
+//! rubelet: a Kubernetes node agent. `wire.rs` is the map of the program.
+
+mod agent;
+mod check;
+mod cli;
+mod explain;
+mod manifest_dir;
+mod node;
+mod node_host;
+mod pods;
+mod table;
+mod version;
+mod view;
+mod wire;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let argv: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
+    match cli::start(&argv) {
+        cli::Start::Agent(args) => agent::run(&args),
+        cli::Start::Done(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+    }
+}

@@ -62,12 +62,7 @@ pub(super) async fn run(
     };
     tokio::time::timeout(timeout, attempt)
         .await
-        .unwrap_or_else(|_| {
-            Ok(Answer::Failure(format!(
-                "no answer within {} s",
-                timeout.as_secs()
-            )))
-        })
+        .unwrap_or_else(|_| Ok(Answer::Failure(format!("no answer within {} s", timeout.as_secs()))))
 }
 
 async fn exec(
@@ -77,10 +72,7 @@ async fn exec(
     timeout: Duration,
 ) -> Result<Answer, String> {
     let command = exec.command.clone().unwrap_or_default();
-    match runtime
-        .exec_sync(&target.container_id, command.clone(), Some(timeout))
-        .await
-    {
+    match runtime.exec_sync(&target.container_id, command.clone(), Some(timeout)).await {
         Ok(output) if output.exit_code == 0 => Ok(Answer::Success),
         Ok(output) => {
             let mut said = [output.stdout, output.stderr].concat();
@@ -93,9 +85,7 @@ async fn exec(
             command.join(" "),
             timeout.as_secs()
         ))),
-        Err(e) if e.outcome == Outcome::Failed && e.message.contains("timeout") => {
-            Ok(Answer::Failure(e.message))
-        }
+        Err(e) if e.outcome == Outcome::Failed && e.message.contains("timeout") => Ok(Answer::Failure(e.message)),
         Err(e) => Err(e.to_string()),
     }
 }
@@ -110,10 +100,7 @@ fn host<'a>(asked: Option<&'a str>, target: &'a Target) -> Result<&'a str, Strin
 async fn http_get(get: &HTTPGetAction, target: &Target) -> Result<Answer, String> {
     let port = resolve_port(&get.port, Some(&target.spec))?;
     let host = host(get.host.as_deref(), target)?;
-    let tls = get
-        .scheme
-        .as_deref()
-        .is_some_and(|s| s.eq_ignore_ascii_case("https"));
+    let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
     let mut path = get.path.clone().unwrap_or_default();
     let headers = get.http_headers.as_deref().unwrap_or_default();
     for _ in 0..=REDIRECTS {
@@ -123,10 +110,7 @@ async fn http_get(get: &HTTPGetAction, target: &Target) -> Result<Answer, String
             tls: if tls { Tls::Unverified } else { Tls::Off },
             path: &path,
             agent: "kube-probe/1.36",
-            headers: headers
-                .iter()
-                .map(|h| (h.name.as_str(), h.value.as_str()))
-                .collect(),
+            headers: headers.iter().map(|h| (h.name.as_str(), h.value.as_str())).collect(),
             body_max: OUTPUT_MAX,
         };
         let answer = match request.send().await {
@@ -139,34 +123,22 @@ async fn http_get(get: &HTTPGetAction, target: &Target) -> Result<Answer, String
             return Ok(if (200..400).contains(&answer.status) {
                 Answer::Success
             } else {
-                Answer::Failure(format!(
-                    "HTTP probe failed with statuscode: {}",
-                    answer.status
-                ))
+                Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status))
             });
         };
         let next: http::Uri = match location.parse() {
             Ok(uri) => uri,
             Err(e) => {
-                return Ok(Answer::Failure(format!(
-                    "Location {location:?} is not a URL: {e}"
-                )));
+                return Ok(Answer::Failure(format!("Location {location:?} is not a URL: {e}")));
             }
         };
         // Another host is never contacted: that it is named counts as an answer.
         if !same_place(&next, host, port, tls) {
-            return Ok(Answer::Warning(format!(
-                "Probe terminated redirects, Response body: {}",
-                answer.text()
-            )));
+            return Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.text())));
         }
-        path = next
-            .path_and_query()
-            .map_or_else(|| "/".to_owned(), ToString::to_string);
+        path = next.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string);
     }
-    Ok(Answer::Failure(format!(
-        "stopped after {REDIRECTS} redirects"
-    )))
+    Ok(Answer::Failure(format!("stopped after {REDIRECTS} redirects")))
 }
 
 /// True when a redirect stays at the probed scheme, host and port.
@@ -181,8 +153,7 @@ fn same_place(next: &http::Uri, host: &str, port: u16, tls: bool) -> bool {
 }
 
 async fn grpc(action: &GRPCAction, target: &Target) -> Result<Answer, String> {
-    let port =
-        u16::try_from(action.port).map_err(|_| format!("invalid port number: {}", action.port))?;
+    let port = u16::try_from(action.port).map_err(|_| format!("invalid port number: {}", action.port))?;
     let host = host(None, target)?;
     let service = action.service.clone().unwrap_or_default();
     Ok(match super::grpc::check(host, port, &service).await {

@@ -29,30 +29,19 @@ pub(super) enum Serving {
 /// # Errors
 /// Why there was no answer, in words for the event.
 pub(super) async fn check(host: &str, port: u16, service: &str) -> Result<Serving, String> {
-    let authority = if host.contains(':') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    };
+    let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let endpoint = Endpoint::from_shared(format!("http://{authority}"))
         .and_then(|e| e.user_agent("kube-probe/1.36"))
         .map_err(|e| format!("address {authority} is not usable: {e}"))?;
-    let channel = endpoint.connect().await.map_err(|e| {
-        format!(
-            "failed to connect service \"{authority}\": {}",
-            crate::ports::error_chain(&e)
-        )
-    })?;
-    let mut client = tonic::client::Grpc::new(channel);
-    client
-        .ready()
+    let channel = endpoint
+        .connect()
         .await
-        .map_err(|e| format!("service \"{authority}\" is not ready: {e}"))?;
+        .map_err(|e| format!("failed to connect service \"{authority}\": {}", crate::ports::error_chain(&e)))?;
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.map_err(|e| format!("service \"{authority}\" is not ready: {e}"))?;
     let codec = tonic_prost::ProstCodec::<CheckRequest, CheckResponse>::default();
     let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
-    let request = tonic::Request::new(CheckRequest {
-        service: service.to_owned(),
-    });
+    let request = tonic::Request::new(CheckRequest { service: service.to_owned() });
     match client.unary(request, path, codec).await {
         Ok(answer) => Ok(match answer.into_inner().status {
             1 => Serving::Yes,

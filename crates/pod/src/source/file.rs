@@ -70,14 +70,8 @@ pub async fn run(
     clock: Clock,
     out: mpsc::Sender<SourceSet>,
 ) {
-    let mut source = FileSource {
-        dir,
-        context,
-        clock,
-        known: HashMap::new(),
-        order: Vec::new(),
-        seen: FirstSeen::default(),
-    };
+    let mut source =
+        FileSource { dir, context, clock, known: HashMap::new(), order: Vec::new(), seen: FirstSeen::default() };
     let mut sent: Option<Vec<DesiredPod>> = None;
     let mut periodic = true;
     let mut next = tokio::time::Instant::now() + period;
@@ -85,14 +79,7 @@ pub async fn run(
         match source.read(periodic).await {
             Ok(pods) => {
                 if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
-                    if out
-                        .send(SourceSet {
-                            source: PodSource::File,
-                            pods: pods.clone(),
-                        })
-                        .await
-                        .is_err()
-                    {
+                    if out.send(SourceSet { source: PodSource::File, pods: pods.clone() }).await.is_err() {
                         return;
                     }
                     sent = Some(pods);
@@ -115,11 +102,7 @@ pub async fn run(
 
 impl<D: ManifestDir> FileSource<D> {
     async fn read(&mut self, periodic: bool) -> HostResult<Vec<DesiredPod>> {
-        let stamps = self
-            .known
-            .iter()
-            .map(|(p, k)| (p.clone(), k.stamp))
-            .collect();
+        let stamps = self.known.iter().map(|(p, k)| (p.clone(), k.stamp)).collect();
         let files = self.dir.list(&stamps).await?;
         self.order = files.iter().map(|f| f.path.clone()).collect();
         self.known.retain(|path, _| self.order.contains(path));
@@ -133,30 +116,12 @@ impl<D: ManifestDir> FileSource<D> {
             };
             match parsed {
                 Ok(pods) => {
-                    self.known.insert(
-                        file.path,
-                        Known {
-                            stamp: file.stamp,
-                            pods,
-                            stale: false,
-                        },
-                    );
+                    self.known.insert(file.path, Known { stamp: file.stamp, pods, stale: false });
                 }
                 Err(reason) => {
                     warn!(path = %file.path.display(), err = reason, "Could not process manifest file");
-                    let pods = self
-                        .known
-                        .remove(&file.path)
-                        .map(|k| k.pods)
-                        .unwrap_or_default();
-                    self.known.insert(
-                        file.path,
-                        Known {
-                            stamp: file.stamp,
-                            pods,
-                            stale: true,
-                        },
-                    );
+                    let pods = self.known.remove(&file.path).map(|k| k.pods).unwrap_or_default();
+                    self.known.insert(file.path, Known { stamp: file.stamp, pods, stale: true });
                 }
             }
         }
@@ -168,23 +133,13 @@ impl<D: ManifestDir> FileSource<D> {
                 }
             }
         }
-        let fresh = self
-            .order
-            .iter()
-            .filter_map(|p| self.known.get(p))
-            .flat_map(|k| k.pods.iter().cloned())
-            .collect();
+        let fresh = self.order.iter().filter_map(|p| self.known.get(p)).flat_map(|k| k.pods.iter().cloned()).collect();
         Ok(self.seen.settle(fresh))
     }
 
     fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Vec<DesiredPod>, String> {
         let origin = manifest::Origin::File(path.display().to_string());
-        let pods = self
-            .context
-            .load(bytes, &origin, self.clock.now())
-            .map_err(|e| error_chain(&e))?;
-        pods.into_iter()
-            .collect::<Result<_, _>>()
-            .map_err(|e| error_chain(&e))
+        let pods = self.context.load(bytes, &origin, self.clock.now()).map_err(|e| error_chain(&e))?;
+        pods.into_iter().collect::<Result<_, _>>().map_err(|e| error_chain(&e))
     }
 }

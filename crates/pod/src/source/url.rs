@@ -37,27 +37,19 @@ impl ManifestUrl {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(url: &str, headers: Vec<(String, String)>) -> Result<Self, String> {
-        let uri: http::Uri = url
-            .parse()
-            .map_err(|e| format!("staticPodURL {url:?} is not a URL: {e}"))?;
+        let uri: http::Uri = url.parse().map_err(|e| format!("staticPodURL {url:?} is not a URL: {e}"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
             _ => {
-                return Err(format!(
-                    "staticPodURL {url:?} must begin with http:// or https://"
-                ));
+                return Err(format!("staticPodURL {url:?} must begin with http:// or https://"));
             }
         };
-        let host = uri
-            .host()
-            .ok_or_else(|| format!("staticPodURL {url:?} names no host"))?;
+        let host = uri.host().ok_or_else(|| format!("staticPodURL {url:?} names no host"))?;
         Ok(Self {
             host: host.trim_matches(['[', ']']).to_owned(),
             port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }),
-            path: uri
-                .path_and_query()
-                .map_or_else(|| "/".to_owned(), ToString::to_string),
+            path: uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string),
             url: url.to_owned(),
             tls,
             headers,
@@ -71,11 +63,7 @@ impl ManifestUrl {
             tls: if self.tls { Tls::Verified } else { Tls::Off },
             path: &self.path,
             agent: "kubelet/v1.36.1",
-            headers: self
-                .headers
-                .iter()
-                .map(|(n, v)| (n.as_str(), v.as_str()))
-                .collect(),
+            headers: self.headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect(),
             body_max: BODY_MAX,
         };
         let answer = tokio::time::timeout(TIMEOUT, request.send())
@@ -116,9 +104,7 @@ pub async fn run(
             continue;
         }
         let parsed = match &fetched {
-            Ok(bytes) => context
-                .load(bytes, &origin, clock.now())
-                .map_err(|e| error_chain(&e)),
+            Ok(bytes) => context.load(bytes, &origin, clock.now()).map_err(|e| error_chain(&e)),
             Err(reason) => Err(reason.clone()),
         };
         last = Some(fetched);
@@ -133,23 +119,12 @@ pub async fn run(
         for item in items {
             match item {
                 Ok(pod) => pods.push(pod),
-                Err(e) => warn!(
-                    url = url.url,
-                    err = error_chain(&e),
-                    "Pod from URL was refused, the others go on"
-                ),
+                Err(e) => warn!(url = url.url, err = error_chain(&e), "Pod from URL was refused, the others go on"),
             }
         }
         let pods = seen.settle(pods);
         if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
-            if out
-                .send(SourceSet {
-                    source: PodSource::Http,
-                    pods: pods.clone(),
-                })
-                .await
-                .is_err()
-            {
+            if out.send(SourceSet { source: PodSource::Http, pods: pods.clone() }).await.is_err() {
                 return;
             }
             sent = Some(pods);

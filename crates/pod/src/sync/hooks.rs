@@ -38,13 +38,8 @@ pub async fn run(hook: &LifecycleHandler, context: &HookContext<'_>) -> Result<(
             .await
             .map_err(|e| format!("command {command:?} could not be run: {}", e.message))?;
         if output.exit_code != 0 {
-            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
-                .trim()
-                .to_owned();
-            return Err(format!(
-                "command {command:?} exited with {}: {said}",
-                output.exit_code
-            ));
+            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim().to_owned();
+            return Err(format!("command {command:?} exited with {}: {said}", output.exit_code));
         }
         return Ok(());
     }
@@ -69,30 +64,20 @@ pub fn resolve_port(port: &IntOrString, spec: Option<&Container>) -> Result<u16,
             let ports = spec.and_then(|c| c.ports.as_ref()).into_iter().flatten();
             match ports.into_iter().find(|p| p.name.as_deref() == Some(name)) {
                 Some(found) => found.container_port,
-                None => name
-                    .parse()
-                    .map_err(|_| format!("couldn't find port: {name:?}"))?,
+                None => name.parse().map_err(|_| format!("couldn't find port: {name:?}"))?,
             }
         }
     };
-    u16::try_from(number)
-        .ok()
-        .filter(|p| *p > 0)
-        .ok_or_else(|| format!("invalid port number: {number}"))
+    u16::try_from(number).ok().filter(|p| *p > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 async fn http_get(get: &HTTPGetAction, context: &HookContext<'_>) -> Result<(), String> {
     let port = resolve_port(&get.port, context.spec)?;
     let host = match get.host.as_deref().filter(|h| !h.is_empty()) {
         Some(host) => host,
-        None => context
-            .pod_ip
-            .ok_or("failed to find networking container: the pod has no address")?,
+        None => context.pod_ip.ok_or("failed to find networking container: the pod has no address")?,
     };
-    let tls = get
-        .scheme
-        .as_deref()
-        .is_some_and(|s| s.eq_ignore_ascii_case("https"));
+    let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
     let request = Get {
         host,
         port,
@@ -112,10 +97,5 @@ async fn http_get(get: &HTTPGetAction, context: &HookContext<'_>) -> Result<(), 
     if (200..400).contains(&answer.status) {
         return Ok(());
     }
-    Err(format!(
-        "{} answered {}: {}",
-        request.url(),
-        answer.status,
-        answer.text()
-    ))
+    Err(format!("{} answered {}: {}", request.url(), answer.status, answer.text()))
 }

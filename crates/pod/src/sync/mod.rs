@@ -19,6 +19,7 @@ use jiff::Timestamp;
 use model::observed::ObservedPod;
 use model::plan::{Plan, SandboxStep};
 use model::pod::{ContainerKind, DesiredPod};
+use model::quantity::Quantity;
 use model::timeline::{StepKind, StepResult};
 use telemetry::metrics::WorkerOperation;
 use tokio::time::Instant;
@@ -41,11 +42,7 @@ impl Worker {
     pub(crate) async fn sync_round(&mut self, pod: &DesiredPod) -> Next {
         let begin = Instant::now();
         let next = self.rounds(pod).await;
-        let operation = if self.started {
-            WorkerOperation::Sync
-        } else {
-            WorkerOperation::Create
-        };
+        let operation = if self.started { WorkerOperation::Sync } else { WorkerOperation::Create };
         self.deps.metrics.pod_worker(operation, begin.elapsed());
         self.started = true;
         next
@@ -122,55 +119,34 @@ impl Worker {
             blocked |= waits && matches!(s.kind, ContainerKind::Init | ContainerKind::Sidecar);
             !waits
         });
-        let retry = self
-            .retry_at
-            .values()
-            .filter(|at| **at > now)
-            .min()
-            .copied();
+        let retry = self.retry_at.values().filter(|at| **at > now).min().copied();
         plan.wake_at = [plan.wake_at, retry].into_iter().flatten().min();
         plan
     }
 
     fn is_prepared(&self, pod: &DesiredPod) -> bool {
-        self.prepared
-            .as_ref()
-            .is_some_and(|(form, _)| form.same_intent(pod))
+        self.prepared.as_ref().is_some_and(|(form, _)| form.same_intent(pod))
     }
 
     /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.
     fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
         let settings = &self.deps.settings;
         let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
-        for at in [plan.wake_at, deadline(pod, observed)]
-            .into_iter()
-            .flatten()
-        {
+        for at in [plan.wake_at, deadline(pod, observed)].into_iter().flatten() {
             wait = wait.min(self.deps.clock.until(at));
         }
         Next::At(Instant::now() + wait)
     }
 
     fn retry(&self, base: Duration) -> Next {
-        Next::At(
-            Instant::now()
-                + self
-                    .deps
-                    .random
-                    .jitter(base.min(self.deps.settings.sync_frequency), SPREAD),
-        )
+        Next::At(Instant::now() + self.deps.random.jitter(base.min(self.deps.settings.sync_frequency), SPREAD))
     }
 
     /// The round failed: note it, and come back after a while or when a start's retry time comes.
     fn failed(&mut self, what: &str, reason: &str) -> Next {
         self.note_failure(what, reason);
         let now = self.deps.clock.now();
-        let earliest = self
-            .retry_at
-            .values()
-            .filter(|at| **at > now)
-            .min()
-            .map(|at| self.deps.clock.until(*at));
+        let earliest = self.retry_at.values().filter(|at| **at > now).min().map(|at| self.deps.clock.until(*at));
         match earliest {
             Some(wait) => self.retry(wait.min(ERROR_RETRY)),
             None => self.retry(ERROR_RETRY),
@@ -180,36 +156,18 @@ impl Worker {
     /// Logs a failure of the pod's work, at most once a minute for each text.
     pub(crate) fn note_failure(&self, what: &str, reason: &str) {
         let key = format!("{what} {} {reason}", self.entry.uid);
-        if self
-            .deps
-            .limiter
-            .allow(&key, std::time::Instant::now())
-            .is_some()
-        {
+        if self.deps.limiter.allow(&key, std::time::Instant::now()).is_some() {
             warn!(pod = self.name(), uid = %self.entry.uid, step = what, err = reason, "Error syncing pod, skipping");
         }
     }
 
     /// Cgroup, directories and volumes. On failure the next moment to try.
-    async fn prepare(
-        &mut self,
-        pod: &DesiredPod,
-        observed: &ObservedPod,
-        plan: &Plan,
-    ) -> Result<(), Next> {
-        let needs_network =
-            !pod.host_network() && !(plan.is_empty() && observed.sandboxes.iter().any(|s| s.ready));
-        let network = self.deps.health.borrow().network_not_ready.clone();
-        if needs_network && let Some((reason, message)) = network {
-            let text = format!(
-                "network is not ready: container runtime network not ready: NetworkReady=false reason:{reason} message:{message}"
-            );
-            self.entry.mark(
-                StepKind::Network,
-                "",
-                StepResult::Failed(text.clone()),
-                self.deps.clock.now(),
-            );
+    async fn prepare(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Result<(), Next> {
+        let needs_network = !pod.host_network() && !(plan.is_empty() && observed.sandboxes.iter().any(|s| s.ready));
+        let network = self.deps.health.borrow().network_error();
+        if needs_network && let Some(why) = network {
+            let text = format!("network is not ready: {why}");
+            self.entry.mark(StepKind::Network, "", StepResult::Failed(text.clone()), self.deps.clock.now());
             self.note_failure("network", &text);
             return Err(self.retry(NETWORK_RETRY));
         }
@@ -240,10 +198,7 @@ impl Worker {
             let values = resources::pod_cgroup_resources(pod, &options);
             let begin = Instant::now();
             self.step(StepKind::Cgroup, "", async {
-                deps.host
-                    .ensure_cgroup(&name, &values)
-                    .await
-                    .map_err(|e| e.chain())
+                deps.host.ensure_cgroup(&name, &values).await.map_err(|e| e.chain())
             })
             .await?;
             deps.metrics.cgroup_operation("create", begin.elapsed());
@@ -256,31 +211,28 @@ impl Worker {
         })
         .await?;
         let payloads = self.payloads(pod)?;
-        self.step(StepKind::Volumes, "", async {
-            deps.host
-                .mount_volumes(pod, &payloads)
-                .await
-                .map_err(|e| e.chain())
-        })
-        .await
+        self.step(StepKind::Volumes, "", async { deps.host.mount_volumes(pod, &payloads).await.map_err(|e| e.chain()) })
+            .await
     }
 
     /// What downwardAPI volumes show.
     fn payloads(&self, pod: &DesiredPod) -> Result<VolumePayloads, String> {
-        let mut payloads = VolumePayloads::new();
+        let mut payloads = VolumePayloads::default();
         let allocatable = self.deps.settings.node.allocatable.as_ref();
         for volume in pod.spec().volumes.iter().flatten() {
             let mut files = BTreeMap::new();
-            let own = volume
-                .downward_api
-                .as_ref()
-                .map(|d| (d.items.as_deref(), d.default_mode));
+            if let (Some(dir), Some(allocatable)) = (&volume.empty_dir, allocatable)
+                && dir.medium.as_deref() == Some("Memory")
+            {
+                let limit = dir.size_limit.as_ref().and_then(|q| Quantity::of(q).ok());
+                let size = resources::memory_volume_size(pod, limit.as_ref(), allocatable);
+                if let Ok(size) = u64::try_from(size) {
+                    payloads.memory_sizes.insert(volume.name.clone(), size);
+                }
+            }
+            let own = volume.downward_api.as_ref().map(|d| (d.items.as_deref(), d.default_mode));
             let projected = volume.projected.as_ref().map(|p| {
-                let items = p
-                    .sources
-                    .iter()
-                    .flatten()
-                    .filter_map(|s| s.downward_api.as_ref()?.items.as_deref());
+                let items = p.sources.iter().flatten().filter_map(|s| s.downward_api.as_ref()?.items.as_deref());
                 (items, p.default_mode)
             });
             let lists: Vec<(&[_], Option<i32>)> = match (own, projected) {
@@ -290,15 +242,10 @@ impl Worker {
             };
             for (items, mode) in lists {
                 let made = downward::item_files(pod, items, mode.unwrap_or(0o644), allocatable)
-                    .map_err(|e| {
-                        format!(
-                            "MountVolume.SetUp failed for volume \"{}\" : {e}",
-                            volume.name
-                        )
-                    })?;
+                    .map_err(|e| format!("MountVolume.SetUp failed for volume \"{}\" : {e}", volume.name))?;
                 files.extend(made);
             }
-            payloads.insert(volume.name.clone(), files);
+            payloads.files.insert(volume.name.clone(), files);
         }
         Ok(payloads)
     }
@@ -309,18 +256,11 @@ impl Worker {
         if !settings.cgroups_per_qos {
             return String::new();
         }
-        self.deps
-            .host
-            .cgroup_parent(&resources::pod_cgroup_name(&settings.kubepods, pod, true))
+        self.deps.host.cgroup_parent(&resources::pod_cgroup_name(&settings.kubepods, pod, true))
     }
 
     /// Carries out one plan, stage by stage.
-    async fn execute(
-        &mut self,
-        pod: &DesiredPod,
-        mut observed: ObservedPod,
-        plan: &Plan,
-    ) -> Result<(), String> {
+    async fn execute(&mut self, pod: &DesiredPod, mut observed: ObservedPod, plan: &Plan) -> Result<(), String> {
         if plan.kill_pod {
             self.kill_pod(pod, &observed).await?;
             // What was alive is gone: what follows must look again.
@@ -338,11 +278,7 @@ impl Worker {
         let (sandbox_id, attempt) = match &plan.sandbox {
             SandboxStep::None => return Ok(()),
             SandboxStep::Keep(id) => {
-                let attempt = observed
-                    .sandboxes
-                    .iter()
-                    .find(|s| s.id == *id)
-                    .map_or(0, |s| s.attempt);
+                let attempt = observed.sandboxes.iter().find(|s| s.id == *id).map_or(0, |s| s.attempt);
                 (id.clone(), attempt)
             }
             SandboxStep::Create { attempt } => {
@@ -355,24 +291,15 @@ impl Worker {
             return Ok(());
         }
         let request = self.sandbox_request(pod, attempt).await?;
-        let volumes = self
-            .prepared
-            .as_ref()
-            .map(|(_, v)| v.clone())
-            .unwrap_or_default();
+        let volumes = self.prepared.as_ref().map(|(_, v)| v.clone()).unwrap_or_default();
         let mut first_failure = None;
         for start in &plan.start {
-            let started = self
-                .start_container(pod, &observed, &sandbox_id, &request, &volumes, start)
-                .await;
+            let started = self.start_container(pod, &observed, &sandbox_id, &request, &volumes, start).await;
             let Err(failure) = started else { continue };
             if !failure.report {
                 return Ok(());
             }
-            let text = format!(
-                "container \"{}\": {}: {}",
-                start.name, failure.reason, failure.message
-            );
+            let text = format!("container \"{}\": {}: {}", start.name, failure.reason, failure.message);
             first_failure.get_or_insert(text);
             if matches!(start.kind, ContainerKind::Init | ContainerKind::Sidecar) {
                 break;
@@ -395,7 +322,5 @@ impl Worker {
 fn deadline(pod: &DesiredPod, observed: &ObservedPod) -> Option<Timestamp> {
     let seconds = pod.spec().active_deadline_seconds?;
     let start = observed.sandboxes.iter().map(|s| s.created_at).min()?;
-    start
-        .saturating_add(jiff::SignedDuration::from_secs(seconds))
-        .ok()
+    start.saturating_add(jiff::SignedDuration::from_secs(seconds)).ok()
 }

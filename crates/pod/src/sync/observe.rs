@@ -28,36 +28,17 @@ pub struct Observer {
 impl Observer {
     /// An observer without memory.
     pub fn new(reader: Arc<dyn RuntimeReader>, host: Arc<dyn PodHost>) -> Self {
-        Self {
-            reader,
-            host,
-            containers: HashMap::new(),
-            sandboxes: HashMap::new(),
-        }
+        Self { reader, host, containers: HashMap::new(), sandboxes: HashMap::new() }
     }
 
     /// What the runtime has of this pod now. Every call it makes begins after this one did.
     ///
     /// # Errors
     /// The call that failed; nothing may be concluded then.
-    pub async fn observe(
-        &mut self,
-        uid: &PodUid,
-        namespace: &str,
-        name: &str,
-    ) -> CriResult<ObservedPod> {
-        let label = BTreeMap::from([(
-            decide::config::names::POD_UID_LABEL.to_owned(),
-            uid.to_string(),
-        )]);
-        let sandbox_filter = v1::PodSandboxFilter {
-            label_selector: label.clone(),
-            ..Default::default()
-        };
-        let container_filter = v1::ContainerFilter {
-            label_selector: label,
-            ..Default::default()
-        };
+    pub async fn observe(&mut self, uid: &PodUid, namespace: &str, name: &str) -> CriResult<ObservedPod> {
+        let label = BTreeMap::from([(decide::config::names::POD_UID_LABEL.to_owned(), uid.to_string())]);
+        let sandbox_filter = v1::PodSandboxFilter { label_selector: label.clone(), ..Default::default() };
+        let container_filter = v1::ContainerFilter { label_selector: label, ..Default::default() };
         let (sandboxes, containers) = futures::future::try_join(
             self.reader.list_pod_sandbox(Some(sandbox_filter)),
             self.reader.list_containers(Some(container_filter)),
@@ -71,10 +52,8 @@ impl Observer {
             pod.containers.extend(self.container(listed).await?);
         }
         pod.sort();
-        self.sandboxes
-            .retain(|id, _| pod.sandboxes.iter().any(|s| s.id == *id));
-        self.containers
-            .retain(|id, _| pod.containers.iter().any(|c| c.id == *id));
+        self.sandboxes.retain(|id, _| pod.sandboxes.iter().any(|s| s.id == *id));
+        self.containers.retain(|id, _| pod.containers.iter().any(|c| c.id == *id));
         Ok(pod)
     }
 
@@ -127,10 +106,7 @@ impl Observer {
     async fn termination_message(&self, container: &ObservedContainer) -> String {
         let mut file = MessageFile::Absent;
         if let Some(path) = &container.termination_message_host_path
-            && let Ok(Some(content)) = self
-                .host
-                .read_tail(path, termination::MESSAGE_MAX as u64)
-                .await
+            && let Ok(Some(content)) = self.host.read_tail(path, termination::MESSAGE_MAX as u64).await
         {
             file = MessageFile::Content(content);
         }

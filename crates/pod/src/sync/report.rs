@@ -23,13 +23,7 @@ impl Worker {
             .problems
             .iter()
             .map(|(name, (reason, message))| {
-                (
-                    name.clone(),
-                    WaitingReason {
-                        reason: reason.clone(),
-                        message: message.clone(),
-                    },
-                )
+                (name.clone(), WaitingReason { reason: reason.clone(), message: message.clone() })
             })
             .collect();
         let failure = self.failure();
@@ -70,8 +64,7 @@ impl Worker {
         note_stops(&mut view, stops);
         drop(view);
         if ready && !was_ready {
-            self.entry
-                .mark(StepKind::Ready, "", StepResult::Done, deps.clock.now());
+            self.entry.mark(StepKind::Ready, "", StepResult::Done, deps.clock.now());
         }
         phase
     }
@@ -79,17 +72,14 @@ impl Worker {
     /// What ends the pod as Failed, whatever its containers did.
     fn failure(&self) -> Option<Failure> {
         match self.ending.as_ref()? {
-            EndReason::Refused { reason, message } => Some(Failure {
-                reason: reason.clone(),
-                message: format!("Pod was rejected: {message}"),
-            }),
+            EndReason::Refused { reason, message } => {
+                Some(Failure { reason: reason.clone(), message: format!("Pod was rejected: {message}") })
+            }
             EndReason::DeadlineExceeded => Some(Failure {
                 reason: "DeadlineExceeded".to_owned(),
                 message: "Pod was active on the node longer than the specified deadline".to_owned(),
             }),
-            EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => {
-                None
-            }
+            EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => None,
         }
     }
 
@@ -97,10 +87,7 @@ impl Worker {
     fn stops<'a>(&self, pod: &DesiredPod, observed: &'a ObservedPod) -> Vec<&'a ObservedContainer> {
         pod.containers()
             .filter_map(|entry| {
-                observed
-                    .containers
-                    .iter()
-                    .find(|c| c.name == entry.spec.name && c.state == ContainerState::Exited)
+                observed.containers.iter().find(|c| c.name == entry.spec.name && c.state == ContainerState::Exited)
             })
             .collect()
     }
@@ -109,18 +96,13 @@ impl Worker {
     pub(crate) fn note_waits(&mut self, plan: &Plan) {
         let mut waits: Vec<String> = Vec::new();
         for w in &plan.waiting {
-            let until = w
-                .until
-                .map_or_else(String::new, |t| format!(" until {t:.0}"));
+            let until = w.until.map_or_else(String::new, |t| format!(" until {t:.0}"));
             waits.push(format!("container \"{}\": {}{until}", w.name, w.reason));
-            self.problems
-                .insert(w.name.clone(), (w.reason.to_owned(), w.message.clone()));
+            self.problems.insert(w.name.clone(), (w.reason.to_owned(), w.message.clone()));
         }
         // A back-off that is over is no problem any more; the start that follows says what is.
         let waiting: Vec<&str> = plan.waiting.iter().map(|w| w.name.as_str()).collect();
-        self.problems.retain(|name, (reason, _)| {
-            reason != "CrashLoopBackOff" || waiting.contains(&name.as_str())
-        });
+        self.problems.retain(|name, (reason, _)| reason != "CrashLoopBackOff" || waiting.contains(&name.as_str()));
         for (name, at) in &self.retry_at {
             let reason = self.problems.get(name).map_or("", |(reason, _)| reason);
             waits.push(format!("container \"{name}\": {reason} until {at:.0}"));
@@ -131,11 +113,7 @@ impl Worker {
 
 fn note_stops(view: &mut PodView, stops: Vec<&ObservedContainer>) {
     for c in stops {
-        if view
-            .last_stops
-            .get(&c.name)
-            .is_some_and(|s| s.at == c.finished_at && s.exit_code == c.exit_code)
-        {
+        if view.last_stops.get(&c.name).is_some_and(|s| s.at == c.finished_at && s.exit_code == c.exit_code) {
             continue;
         }
         let killed = view.last_kill.remove(&c.id);
@@ -160,9 +138,5 @@ fn note_stops(view: &mut PodView, stops: Vec<&ObservedContainer>) {
 
 /// The Ready condition of a status.
 fn is_ready(status: &PodStatus) -> bool {
-    status
-        .conditions
-        .iter()
-        .flatten()
-        .any(|c| c.type_ == "Ready" && c.status == "True")
+    status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
 }

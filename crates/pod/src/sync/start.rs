@@ -10,8 +10,8 @@ use std::path::Path;
 use cri::port::CriError;
 use cri_api::v1;
 use decide::config::{
-    self, ConfigError, ContainerFacts, DeviceFacts, ImageUser, ResolvedImage, SandboxFacts,
-    UserNamespaceFacts, VolumeFact, VolumeSource, dns, env::EnvSources, hostname, hosts_file,
+    self, ConfigError, ContainerFacts, DeviceFacts, ImageUser, ResolvedImage, SandboxFacts, UserNamespaceFacts,
+    VolumeFact, VolumeSource, dns, env::EnvSources, hostname, hosts_file,
 };
 use model::observed::ObservedPod;
 use model::plan::Start;
@@ -37,12 +37,7 @@ pub(crate) struct StartFailure {
 
 impl StartFailure {
     fn new(reason: &str, message: impl Into<String>) -> Self {
-        Self {
-            reason: reason.to_owned(),
-            message: message.into(),
-            retry_at: None,
-            report: true,
-        }
+        Self { reason: reason.to_owned(), message: message.into(), retry_at: None, report: true }
     }
 }
 
@@ -54,20 +49,13 @@ impl From<ConfigError> for StartFailure {
 
 impl From<ImageProblem> for StartFailure {
     fn from(p: ImageProblem) -> Self {
-        Self {
-            retry_at: p.retry_at,
-            ..Self::new(p.reason, p.message)
-        }
+        Self { retry_at: p.retry_at, ..Self::new(p.reason, p.message) }
     }
 }
 
 impl Worker {
     /// The sandbox's request: the same for RunPodSandbox and for every CreateContainer in it.
-    pub(crate) async fn sandbox_request(
-        &self,
-        pod: &DesiredPod,
-        attempt: u32,
-    ) -> Result<v1::PodSandboxConfig, String> {
+    pub(crate) async fn sandbox_request(&self, pod: &DesiredPod, attempt: u32) -> Result<v1::PodSandboxConfig, String> {
         let settings = &self.deps.settings;
         let facts = SandboxFacts {
             node: &settings.node,
@@ -87,9 +75,7 @@ impl Worker {
             return Ok(None);
         }
         let gate = self.deps.settings.node.gates.hostname_override;
-        hostname::pod_hostname(pod, &self.deps.settings.cluster_domain, gate)
-            .map(Some)
-            .map_err(|e| e.to_string())
+        hostname::pod_hostname(pod, &self.deps.settings.cluster_domain, gate).map(Some).map_err(|e| e.to_string())
     }
 
     /// The pod's resolv.conf; overstepped limits are a warning.
@@ -97,14 +83,8 @@ impl Worker {
         let settings = &self.deps.settings;
         let mut host = None;
         if let Some(path) = &settings.resolv_conf {
-            let bytes = self
-                .deps
-                .host
-                .read_file(path)
-                .await
-                .map_err(|e| e.chain())?;
-            let text = bytes
-                .ok_or_else(|| format!("open {}: no such file or directory", path.display()))?;
+            let bytes = self.deps.host.read_file(path).await.map_err(|e| e.chain())?;
+            let text = bytes.ok_or_else(|| format!("open {}: no such file or directory", path.display()))?;
             host = Some(dns::parse(&String::from_utf8_lossy(&text)).map_err(|e| e.to_string())?);
         }
         let made = dns::pod_dns(
@@ -118,43 +98,23 @@ impl Worker {
         );
         for warning in &made.warnings {
             let key = format!("dns {} {}", pod.uid(), warning.message);
-            if self
-                .deps
-                .limiter
-                .allow(&key, std::time::Instant::now())
-                .is_some()
-            {
-                warn!(
-                    pod = pod.full_name(),
-                    reason = warning.reason,
-                    "{}",
-                    warning.message
-                );
+            if self.deps.limiter.allow(&key, std::time::Instant::now()).is_some() {
+                warn!(pod = pod.full_name(), reason = warning.reason, "{}", warning.message);
             }
         }
         Ok(made.config)
     }
 
     /// Creates the sandbox; its id.
-    pub(crate) async fn create_sandbox(
-        &mut self,
-        pod: &DesiredPod,
-        attempt: u32,
-    ) -> Result<String, String> {
+    pub(crate) async fn create_sandbox(&mut self, pod: &DesiredPod, attempt: u32) -> Result<String, String> {
         let request = self.sandbox_request(pod, attempt).await?;
         let begin = Instant::now();
         let made = self
             .step(StepKind::Sandbox, "", async {
-                self.deps
-                    .mutator
-                    .run_pod_sandbox(request, "")
-                    .await
-                    .map_err(|e: CriError| e.message)
+                self.deps.mutator.run_pod_sandbox(request, "").await.map_err(|e: CriError| e.message)
             })
             .await;
-        self.deps
-            .metrics
-            .run_podsandbox("", begin.elapsed(), made.is_err());
+        self.deps.metrics.run_podsandbox("", begin.elapsed(), made.is_err());
         self.deps.metrics.started_pods.inc();
         if made.is_err() {
             self.deps.metrics.started_pods_errors.inc();
@@ -180,25 +140,16 @@ impl Worker {
         };
         let kind = container_type(start.kind);
         self.deps.metrics.container_started(kind);
-        let result = self
-            .try_start(pod, observed, sandbox_id, sandbox, volumes, &entry, start)
-            .await;
+        let result = self.try_start(pod, observed, sandbox_id, sandbox, volumes, &entry, start).await;
         match &result {
             Ok(()) => {
                 self.problems.remove(&start.name);
                 self.retry_at.remove(&start.name);
             }
             Err(failure) if failure.report => {
-                self.deps
-                    .metrics
-                    .container_start_failed(kind, &failure.reason);
+                self.deps.metrics.container_start_failed(kind, &failure.reason);
                 let key = format!("start {} {} {}", pod.uid(), start.name, failure.reason);
-                if self
-                    .deps
-                    .limiter
-                    .allow(&key, std::time::Instant::now())
-                    .is_some()
-                {
+                if self.deps.limiter.allow(&key, std::time::Instant::now()).is_some() {
                     warn!(
                         pod = pod.full_name(),
                         container = start.name,
@@ -207,10 +158,7 @@ impl Worker {
                         "Container cannot be started"
                     );
                 }
-                self.problems.insert(
-                    start.name.clone(),
-                    (failure.reason.clone(), failure.message.clone()),
-                );
+                self.problems.insert(start.name.clone(), (failure.reason.clone(), failure.message.clone()));
                 match failure.retry_at {
                     Some(at) => self.retry_at.insert(start.name.clone(), at),
                     None => self.retry_at.remove(&start.name),
@@ -236,70 +184,29 @@ impl Worker {
         let name = &start.name;
         let image = self.image(pod, entry, sandbox).await?;
 
-        let from_logs = deps
-            .host
-            .log_dir(pod, name)
-            .await
-            .map_err(|e| StartFailure::new("CreateContainerError", e.chain()))?;
-        let restart_count = start
-            .restart_count
-            .or(from_logs.map(|n| n.saturating_add(1)))
-            .unwrap_or(0);
-        let request = self
-            .container_request(
-                pod,
-                observed,
-                sandbox_id,
-                volumes,
-                entry,
-                image,
-                restart_count,
-            )
-            .await?;
+        let from_logs =
+            deps.host.log_dir(pod, name).await.map_err(|e| StartFailure::new("CreateContainerError", e.chain()))?;
+        let restart_count = start.restart_count.or(from_logs.map(|n| n.saturating_add(1))).unwrap_or(0);
+        let request = self.container_request(pod, observed, sandbox_id, volumes, entry, image, restart_count).await?;
         let hash = hash_of(entry);
         let id = self
             .step(StepKind::Create, name, async {
-                deps.mutator
-                    .create_container(sandbox_id, request, sandbox.clone())
-                    .await
-                    .map_err(|e| e.message)
+                deps.mutator.create_container(sandbox_id, request, sandbox.clone()).await.map_err(|e| e.message)
             })
             .await
             .map_err(|e| StartFailure::new("CreateContainerError", e))?;
         // The back-off counts from the exit that this start answers.
-        self.backoffs.record_start(
-            pod.uid(),
-            name,
-            hash,
-            decide::plan::last_exit(observed, name),
-            deps.clock.now(),
-        );
+        self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
         let resources = entry.spec.resources.clone().unwrap_or_default();
         if start.kind != ContainerKind::Ephemeral {
             deps.admit.actuated(pod.uid(), name, resources).await;
         }
-        self.step(StepKind::Start, name, async {
-            deps.mutator
-                .start_container(&id)
-                .await
-                .map_err(|e| e.message)
-        })
-        .await
-        .map_err(|e| StartFailure::new("RunContainerError", e))?;
-        info!(
-            pod = pod.full_name(),
-            container = name,
-            id,
-            restarts = restart_count,
-            "Started container"
-        );
+        self.step(StepKind::Start, name, async { deps.mutator.start_container(&id).await.map_err(|e| e.message) })
+            .await
+            .map_err(|e| StartFailure::new("RunContainerError", e))?;
+        info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
         if let Err(e) = deps.host.link_log(pod, name, &id, restart_count).await {
-            warn!(
-                pod = pod.full_name(),
-                container = name,
-                err = e.chain(),
-                "Log link cannot be made"
-            );
+            warn!(pod = pod.full_name(), container = name, err = e.chain(), "Log link cannot be made");
         }
         self.post_start(pod, observed, entry, &id).await
     }
@@ -325,13 +232,9 @@ impl Worker {
             Ok(_) => StepResult::Done,
             Err(failure) => StepResult::Failed(format!("{}: {}", failure.reason, failure.message)),
         };
-        self.entry
-            .end(StepKind::Pull, name, outcome, deps.clock.now());
+        self.entry.end(StepKind::Pull, name, outcome, deps.clock.now());
         let usable = result?;
-        Ok(ResolvedImage {
-            user: ImageUser::of(&usable.image),
-            reference: usable.image_ref,
-        })
+        Ok(ResolvedImage { user: ImageUser::of(&usable.image), reference: usable.image_ref })
     }
 
     /// Gathers the facts and builds the request.
@@ -363,23 +266,13 @@ impl Worker {
                 .iter()
                 .map(|(name, v)| {
                     let source = VolumeSource::HostPath(v.host_path.display().to_string());
-                    (
-                        name.clone(),
-                        VolumeFact {
-                            source,
-                            read_only: v.read_only,
-                            selinux_relabel: false,
-                        },
-                    )
+                    (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: false })
                 })
                 .collect(),
             pod_ips,
             block_devices: BTreeMap::new(),
             sub_path_targets: BTreeMap::new(),
-            env: EnvSources {
-                standalone: true,
-                ..EnvSources::default()
-            },
+            env: EnvSources { standalone: true, ..EnvSources::default() },
             hosts_file: None,
             termination_log: None,
             devices: DeviceFacts::default(),
@@ -389,17 +282,10 @@ impl Worker {
             exclusive_cpus: false,
             target_id,
         };
-        let paths = self
-            .container_files(pod, entry, volumes, &facts)
-            .await
-            .map_err(failed)?;
+        let paths = self.container_files(pod, entry, volumes, &facts).await.map_err(failed)?;
         facts.hosts_file = paths.hosts_file.map(|p| p.display().to_string());
         facts.termination_log = paths.termination_log.map(|p| p.display().to_string());
-        facts.sub_path_targets = paths
-            .sub_paths
-            .into_iter()
-            .map(|(i, p)| (i, p.display().to_string()))
-            .collect();
+        facts.sub_path_targets = paths.sub_paths.into_iter().map(|(i, p)| (i, p.display().to_string())).collect();
         Ok(config::container_config(pod, *entry, &facts)?)
     }
 
@@ -414,55 +300,29 @@ impl Worker {
         let sub_paths = config::sub_paths(pod, *entry, facts).map_err(|e| e.to_string())?;
         let hosts = if config::needs_hosts_file(pod, *entry, &facts.pod_ips) {
             let nodes = if pod.host_network() {
-                self.deps
-                    .host
-                    .read_file(Path::new("/etc/hosts"))
-                    .await
-                    .map_err(|e| e.chain())?
+                self.deps.host.read_file(Path::new("/etc/hosts")).await.map_err(|e| e.chain())?
             } else {
                 None
             };
             let hostname = self.hostname(pod)?;
-            Some(hosts_file::content(
-                pod,
-                hostname.as_ref(),
-                &facts.pod_ips,
-                nodes.as_deref(),
-            ))
+            Some(hosts_file::content(pod, hostname.as_ref(), &facts.pod_ips, nodes.as_deref()))
         } else {
             None
         };
         let files = ContainerFiles {
             termination_log_name: self.deps.random.hex8(),
             hosts,
-            sub_paths: sub_paths
-                .into_iter()
-                .map(|s| (s.index, (s.volume, s.path)))
-                .collect(),
+            sub_paths: sub_paths.into_iter().map(|s| (s.index, (s.volume, s.path))).collect(),
         };
-        self.deps
-            .host
-            .prepare_container(pod, entry, volumes, &files)
-            .await
-            .map_err(|e| e.chain())
+        self.deps.host.prepare_container(pod, entry, volumes, &files).await.map_err(|e| e.chain())
     }
 
     /// The addresses that containers of this sandbox see as the pod's.
-    pub(crate) fn pod_ips(
-        &self,
-        pod: &DesiredPod,
-        observed: &ObservedPod,
-        sandbox_id: &str,
-    ) -> Vec<String> {
+    pub(crate) fn pod_ips(&self, pod: &DesiredPod, observed: &ObservedPod, sandbox_id: &str) -> Vec<String> {
         if pod.host_network() {
             return self.deps.host.host_ips();
         }
-        observed
-            .sandboxes
-            .iter()
-            .find(|s| s.id == sandbox_id)
-            .map(|s| s.ips.clone())
-            .unwrap_or_default()
+        observed.sandboxes.iter().find(|s| s.id == sandbox_id).map(|s| s.ips.clone()).unwrap_or_default()
     }
 
     /// Runs the postStart hook. A failure kills the container; the restart policy decides what follows.
@@ -473,19 +333,11 @@ impl Worker {
         entry: &ContainerEntry<'_>,
         id: &str,
     ) -> Result<(), StartFailure> {
-        let Some(hook) = entry
-            .spec
-            .lifecycle
-            .as_ref()
-            .and_then(|l| l.post_start.as_ref())
-        else {
+        let Some(hook) = entry.spec.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
         let name = &entry.spec.name;
-        let ip = observed
-            .sandboxes
-            .first()
-            .and_then(|s| s.ips.first().cloned());
+        let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
         let context = HookContext {
             runtime: &*self.deps.mutator,
             container_id: id,
@@ -506,29 +358,16 @@ impl Worker {
             .await;
         let Err(reason) = ran else { return Ok(()) };
         if matches!(&*self.intent.borrow(), Intent::End(_)) || self.stop.is_cancelled() {
-            return Err(StartFailure {
-                report: false,
-                ..StartFailure::new("", reason)
-            });
+            return Err(StartFailure { report: false, ..StartFailure::new("", reason) });
         }
-        warn!(
-            pod = pod.full_name(),
-            container = name,
-            err = reason,
-            "FailedPostStartHook: PostStartHook failed"
-        );
-        self.entry
-            .view()
-            .last_kill
-            .insert(id.to_owned(), "postStart hook");
+        warn!(pod = pod.full_name(), container = name, err = reason, "FailedPostStartHook: PostStartHook failed");
+        self.entry.view().last_kill.insert(id.to_owned(), "postStart hook");
         let grace = decide::terminate::container_grace(
             pod.meta().deletion_grace_period_seconds,
             None,
             pod.spec().termination_grace_period_seconds,
         );
-        let grace = std::time::Duration::from_secs(
-            grace.max(decide::terminate::MINIMUM_STOP).unsigned_abs(),
-        );
+        let grace = std::time::Duration::from_secs(grace.max(decide::terminate::MINIMUM_STOP).unsigned_abs());
         self.deps
             .mutator
             .stop_container(id, grace)
@@ -539,28 +378,19 @@ impl Worker {
 }
 
 fn deps_begin(worker: &Worker, container: &str) {
-    worker
-        .entry
-        .begin(StepKind::Pull, container, worker.deps.clock.now());
+    worker.entry.begin(StepKind::Pull, container, worker.deps.clock.now());
 }
 
 /// Returns when the pod is to end; never, when nobody can say so any more.
 async fn to_end(intent: &mut tokio::sync::watch::Receiver<Intent>) {
-    if intent
-        .wait_for(|i| matches!(i, Intent::End(_)))
-        .await
-        .is_err()
-    {
+    if intent.wait_for(|i| matches!(i, Intent::End(_))).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
 /// The hash of image and name that is written into the container.
 pub(crate) fn hash_of(entry: &ContainerEntry<'_>) -> u32 {
-    manifest::container_hash(
-        entry.spec.image.as_deref().unwrap_or_default(),
-        &entry.spec.name,
-    )
+    manifest::container_hash(entry.spec.image.as_deref().unwrap_or_default(), &entry.spec.name)
 }
 
 fn container_type(kind: ContainerKind) -> ContainerType {

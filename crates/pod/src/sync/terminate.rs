@@ -97,22 +97,12 @@ impl Worker {
             _ => "pod ends",
         };
         if !plan.containers.is_empty() {
-            info!(
-                pod = self.name(),
-                containers = plan.containers.len(),
-                reason,
-                "Killing containers of the pod"
-            );
+            info!(pod = self.name(), containers = plan.containers.len(), reason, "Killing containers of the pod");
         }
-        self.stop_containers(pod, observed, &plan.containers)
-            .await?;
+        self.stop_containers(pod, observed, &plan.containers).await?;
         let sandboxes = plan.sandboxes.iter().map(|id| {
             self.step(StepKind::StopSandbox, id, async move {
-                self.deps
-                    .mutator
-                    .stop_pod_sandbox(id)
-                    .await
-                    .map_err(|e| e.to_string())
+                self.deps.mutator.stop_pod_sandbox(id).await.map_err(|e| e.to_string())
             })
         });
         join_all(sandboxes).await.into_iter().collect()
@@ -125,18 +115,12 @@ impl Worker {
         observed: &ObservedPod,
         stops: &[StopContainer],
     ) -> Result<(), String> {
-        let ended: BTreeMap<&str, watch::Sender<bool>> = stops
-            .iter()
-            .map(|s| (s.id.as_str(), watch::Sender::new(false)))
-            .collect();
+        let ended: BTreeMap<&str, watch::Sender<bool>> =
+            stops.iter().map(|s| (s.id.as_str(), watch::Sender::new(false))).collect();
         let ended = &ended;
         let all = stops.iter().map(|stop| async move {
-            let turns: Vec<_> = stop
-                .after
-                .iter()
-                .filter_map(|id| ended.get(id.as_str()))
-                .map(watch::Sender::subscribe)
-                .collect();
+            let turns: Vec<_> =
+                stop.after.iter().filter_map(|id| ended.get(id.as_str())).map(watch::Sender::subscribe).collect();
             let result = self.stop_container(pod, observed, stop, turns).await;
             if let Some(sender) = ended.get(stop.id.as_str()) {
                 sender.send_replace(true);
@@ -174,21 +158,14 @@ impl Worker {
                 let _ = tokio::time::timeout(left, wait).await;
                 budget.spend(begin.elapsed());
             }
-            self.deps
-                .mutator
-                .stop_container(&stop.id, budget.stop())
-                .await
-                .map_err(|e| e.to_string())
+            self.deps.mutator.stop_container(&stop.id, budget.stop()).await.map_err(|e| e.to_string())
         })
         .await
     }
 
     /// True once for each container: a hook that was begun is not begun again when the end is planned anew.
     fn first_hook(&self, id: &str) -> bool {
-        self.hooked
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .insert(id.to_owned())
+        self.hooked.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(id.to_owned())
     }
 
     /// Runs the preStop hook for as long as there is grace. A failed hook is reported and changes nothing else.
@@ -201,38 +178,19 @@ impl Worker {
         left: Duration,
     ) {
         let spec = pod.and_then(|p| p.container(&stop.name)).map(|e| e.spec);
-        let ip = observed
-            .sandboxes
-            .first()
-            .and_then(|s| s.ips.first().cloned());
+        let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
         let outcome = match serde_json::from_str::<LifecycleHandler>(hook) {
             Ok(handler) => {
-                let context = HookContext {
-                    runtime: &*self.deps.mutator,
-                    container_id: &stop.id,
-                    spec,
-                    pod_ip: ip.as_deref(),
-                };
+                let context =
+                    HookContext { runtime: &*self.deps.mutator, container_id: &stop.id, spec, pod_ip: ip.as_deref() };
                 tokio::time::timeout(left, hooks::run(&handler, &context))
                     .await
-                    .unwrap_or_else(|_| {
-                        Err(format!(
-                            "not finished within its grace of {} s",
-                            left.as_secs()
-                        ))
-                    })
+                    .unwrap_or_else(|_| Err(format!("not finished within its grace of {} s", left.as_secs())))
             }
-            Err(e) => Err(format!(
-                "the hook noted in the container is not readable: {e}"
-            )),
+            Err(e) => Err(format!("the hook noted in the container is not readable: {e}")),
         };
         if let Err(reason) = outcome {
-            warn!(
-                pod = self.name(),
-                container = stop.name,
-                err = reason,
-                "FailedPreStopHook: PreStopHook failed"
-            );
+            warn!(pod = self.name(), container = stop.name, err = reason, "FailedPreStopHook: PreStopHook failed");
         }
     }
 
@@ -258,9 +216,7 @@ impl Worker {
                     kind: k.kind,
                     after: Vec::new(),
                     grace,
-                    pre_stop: container
-                        .filter(|_| grace > 0)
-                        .and_then(|c| decide::terminate::pre_stop(Some(pod), c)),
+                    pre_stop: container.filter(|_| grace > 0).and_then(|c| decide::terminate::pre_stop(Some(pod), c)),
                 }
             })
             .collect();
@@ -268,11 +224,7 @@ impl Worker {
     }
 
     /// Stops everything of a pod that goes on living: its sandbox is to be replaced, or nothing is left to run in it.
-    pub(crate) async fn kill_pod(
-        &mut self,
-        pod: &DesiredPod,
-        observed: &ObservedPod,
-    ) -> Result<(), String> {
+    pub(crate) async fn kill_pod(&mut self, pod: &DesiredPod, observed: &ObservedPod) -> Result<(), String> {
         let grace = pod_grace(
             None,
             pod.meta().deletion_grace_period_seconds,
@@ -280,10 +232,7 @@ impl Worker {
             pod.spec().termination_grace_period_seconds,
         );
         for c in observed.live_containers() {
-            self.entry
-                .view()
-                .last_kill
-                .insert(c.id.clone(), why(KillReason::SandboxChanged));
+            self.entry.view().last_kill.insert(c.id.clone(), why(KillReason::SandboxChanged));
         }
         let plan = decide::terminate::plan(Some(pod), observed, grace);
         self.stop_all(Some(pod), observed, &plan).await
@@ -297,41 +246,20 @@ impl Worker {
         }
         for s in &observed.sandboxes {
             // Stopping once more frees what an unfinished stop may have left (network, mounts).
-            self.deps
-                .mutator
-                .stop_pod_sandbox(&s.id)
-                .await
-                .map_err(|e| e.to_string())?;
-            self.deps
-                .mutator
-                .remove_pod_sandbox(&s.id)
-                .await
-                .map_err(|e| e.to_string())?;
+            self.deps.mutator.stop_pod_sandbox(&s.id).await.map_err(|e| e.to_string())?;
+            self.deps.mutator.remove_pod_sandbox(&s.id).await.map_err(|e| e.to_string())?;
         }
         Ok(())
     }
 
     /// Removes one dead container, its log files and the link to them.
-    pub(crate) async fn remove_container(
-        &self,
-        id: &str,
-        name: &str,
-        log_path: &str,
-    ) -> Result<(), String> {
+    pub(crate) async fn remove_container(&self, id: &str, name: &str, log_path: &str) -> Result<(), String> {
         let (namespace, pod) = {
             let view = self.entry.view();
             (view.namespace.clone(), view.name.clone())
         };
-        self.deps
-            .host
-            .remove_container_log(log_path, &pod, &namespace, name, id)
-            .await
-            .map_err(|e| e.chain())?;
-        self.deps
-            .mutator
-            .remove_container(id)
-            .await
-            .map_err(|e| e.to_string())
+        self.deps.host.remove_container_log(log_path, &pod, &namespace, name, id).await.map_err(|e| e.chain())?;
+        self.deps.mutator.remove_container(id).await.map_err(|e| e.to_string())
     }
 }
 
@@ -342,9 +270,7 @@ async fn shorter_grace(intent: &mut watch::Receiver<Intent>, grace: i64) {
             Intent::End(Ending { grace, .. }) => *grace,
             Intent::Run(_) => None,
         };
-        let deletion = intent
-            .pod()
-            .and_then(|p| p.meta().deletion_grace_period_seconds);
+        let deletion = intent.pod().and_then(|p| p.meta().deletion_grace_period_seconds);
         asked.into_iter().chain(deletion).any(|g| g.max(1) < grace)
     };
     if intent.wait_for(|i| shorter(i)).await.is_err() {

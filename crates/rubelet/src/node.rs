@@ -1,0 +1,269 @@
+//! What this host is: facts that are read once at start, and the node's values that follow from them and the configuration.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration, SwapBehavior};
+use decide::admission;
+use decide::config::{self as requests, CgroupVersion};
+use decide::resources::{self, EvictionReserve, MemoryQos, Reservations, Reserve, ResourceList};
+use host::cgroup::CgroupLayout;
+use model::quantity::{Format, Quantity};
+use tracing::{info, warn};
+
+/// Where the kernel shows itself.
+pub(crate) const PROC: &str = "/proc";
+pub(crate) const SYS: &str = "/sys";
+pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// The node's name: `--hostname-override`, else the host's name in lower case.
+pub(crate) fn name(flags: &Flags) -> Result<String, Box<dyn Error + Send + Sync>> {
+    let name = match flags.hostname_override() {
+        Some(name) => name.trim().to_lowercase(),
+        None => host::proc::hostname()?.trim().to_lowercase(),
+    };
+    if name.is_empty() {
+        return Err("the node has no name: set a hostname or --hostname-override".into());
+    }
+    Ok(name)
+}
+
+/// The node's addresses, main one first. Unknown in a host without routes, which is no fault in standalone mode.
+pub(crate) fn addresses(flags: &Flags, name: &str) -> Vec<IpAddr> {
+    let given: Vec<IpAddr> =
+        flags.node_ip().into_iter().flat_map(|ips| ips.split(',')).filter_map(|ip| ip.trim().parse().ok()).collect();
+    let chosen: Vec<IpAddr> = given.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
+    if !chosen.is_empty() {
+        return chosen;
+    }
+    let prefer_v6 = given.first().is_some_and(IpAddr::is_ipv6);
+    match host::proc::detect_node_ip(Path::new(PROC), Path::new(SYS), name, prefer_v6) {
+        Ok(ip) => vec![ip],
+        Err(e) => {
+            info!(reason = e.full(), "The node's address is not known");
+            Vec::new()
+        }
+    }
+}
+
+/// Resources of the node.
+#[derive(Clone, Debug)]
+pub(crate) struct Resources {
+    pub(crate) capacity: ResourceList,
+    pub(crate) allocatable: ResourceList,
+    pub(crate) reservations: Reservations,
+    pub(crate) memory: host::proc::MemoryInfo,
+    pub(crate) hugepage_sizes: Vec<String>,
+}
+
+/// Capacity and what of it is for pods.
+pub(crate) fn resources(
+    config: &KubeletConfiguration,
+    flags: &Flags,
+) -> Result<Resources, Box<dyn Error + Send + Sync>> {
+    let (proc, sys) = (Path::new(PROC), Path::new(SYS));
+    let cpus = host::proc::cpu_count(sys)?;
+    let memory = host::proc::memory(proc)?;
+    let storage = host::fsx::filesystem(flags.root_dir())?;
+    let huge = host::proc::huge_pages(sys)?;
+    let whole = |n: u64, format| Quantity::from_value(i64::try_from(n).unwrap_or(i64::MAX), format);
+    let per_core = i64::from(config.pods_per_core) * i64::try_from(cpus)?;
+    let max = i64::from(config.max_pods);
+    let pods = if per_core > 0 { max.min(per_core) } else { max };
+    let mut capacity = ResourceList::from([
+        ("cpu".to_owned(), whole(cpus as u64, Format::DecimalSI)),
+        ("memory".to_owned(), whole(memory.total, Format::BinarySI)),
+        ("ephemeral-storage".to_owned(), whole(storage.capacity, Format::BinarySI)),
+        ("pods".to_owned(), Quantity::from_value(pods, Format::DecimalSI)),
+    ]);
+    for pages in &huge {
+        let name = format!("hugepages-{}", whole(pages.size, Format::BinarySI));
+        capacity.insert(name, whole(pages.size * pages.count, Format::BinarySI));
+    }
+    let threshold = |signal: &str| config.eviction_hard.get(signal).and_then(|text| reserve(text));
+    let eviction = if flags.allocatable_ignores_eviction() {
+        EvictionReserve::default()
+    } else {
+        EvictionReserve {
+            memory_available: threshold("memory.available"),
+            nodefs_available: threshold("nodefs.available"),
+        }
+    };
+    let reservations = Reservations {
+        kube: resources::reserved_list(&config.kube_reserved)?,
+        system: resources::reserved_list(&config.system_reserved)?,
+        eviction,
+    };
+    resources::validate_reservations(&capacity, &reservations)?;
+    Ok(Resources {
+        allocatable: resources::allocatable(&capacity, &reservations),
+        capacity,
+        reservations,
+        memory,
+        hugepage_sizes: huge.into_iter().map(|p| p.name).collect(),
+    })
+}
+
+/// A threshold's value: a percentage or a quantity.
+fn reserve(text: &str) -> Option<Reserve> {
+    match text.strip_suffix('%') {
+        Some(percent) => percent.parse::<f32>().ok().map(|p| Reserve::Percentage(p / 100.0)),
+        None => Quantity::parse(text).ok().map(Reserve::Quantity),
+    }
+}
+
+/// Why this host may not be a node with this configuration, in the Go kubelet's words.
+pub(crate) fn refusals(config: &KubeletConfiguration, layout: &CgroupLayout) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if layout.version == host::cgroup::CgroupVersion::V1 && config.fail_cgroup_v1 {
+        reasons.push(
+            "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed \
+             in a future release. Move the host to cgroup v2, or set failCgroupV1: false"
+                .to_owned(),
+        );
+    }
+    let swap = host::proc::swap_devices(Path::new(PROC)).unwrap_or_default();
+    if config.fail_swap_on && !swap.is_empty() {
+        reasons.push(format!(
+            "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false. /proc/swaps contained: {swap:?}"
+        ));
+    }
+    reasons
+}
+
+/// What requests to the runtime need to know of the node.
+pub(crate) fn request_facts(
+    config: &KubeletConfiguration,
+    flags: &Flags,
+    gates: &Gates,
+    layout: &CgroupLayout,
+    node: &Resources,
+    addresses: &[IpAddr],
+) -> requests::NodeFacts {
+    let v2 = layout.version == host::cgroup::CgroupVersion::V2;
+    let memory_qos = (v2 && gates.enabled(Gate::MemoryQoS)).then(|| MemoryQos {
+        throttling_factor: config.memory_throttling_factor.unwrap_or(0.9),
+        tiered_reservation: config.memory_reservation_policy == config::MemoryReservationPolicy::TieredReservation,
+        page_size: i64::try_from(rustix::param::page_size()).unwrap_or(4096),
+    });
+    requests::NodeFacts {
+        pod_logs_dir: config.pod_logs_dir.clone(),
+        host_ips: (!addresses.is_empty()).then(|| addresses.iter().map(ToString::to_string).collect()),
+        allocatable: Some(node.allocatable.clone()),
+        memory_capacity: i64::try_from(node.memory.total).unwrap_or(i64::MAX),
+        swap_capacity: i64::try_from(node.memory.swap_total).unwrap_or(i64::MAX),
+        hugepage_sizes: node.hugepage_sizes.clone(),
+        cgroup: if v2 { CgroupVersion::V2 } else { CgroupVersion::V1 },
+        swap_controller: swap_controller(v2),
+        swap_behavior: match config.memory_swap.swap_behavior {
+            Some(SwapBehavior::LimitedSwap) => requests::SwapBehavior::LimitedSwap,
+            _ => requests::SwapBehavior::NoSwap,
+        },
+        cpu_cfs_quota: config.cpu_cfs_quota,
+        cpu_cfs_period: i64::try_from(config.cpu_cfs_quota_period.as_micros()).unwrap_or(100_000),
+        single_process_oom_kill: config.single_process_oom_kill.unwrap_or(!v2),
+        memory_qos,
+        seccomp_default: config.seccomp_default || flags.seccomp_default(),
+        seccomp_dir: flags.root_dir().join("seccomp").display().to_string(),
+        selinux: Path::new("/sys/fs/selinux/enforce").exists(),
+        thermal_throttle_paths: host::proc::thermal_throttle_paths(Path::new(SYS)).unwrap_or_default(),
+        gates: requests::Gates {
+            container_stop_signals: gates.enabled(Gate::ContainerStopSignals),
+            env_files: gates.enabled(Gate::EnvFiles),
+            hostname_override: gates.enabled(Gate::HostnameOverride),
+            pod_level_resources: gates.enabled(Gate::PodLevelResources),
+        },
+    }
+}
+
+/// Whether swap can be limited: on v2 by the file in the agent's own cgroup, on v1 by the one at the root.
+fn swap_controller(v2: bool) -> bool {
+    if !v2 {
+        return Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
+    }
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let path = own.lines().find_map(|l| l.strip_prefix("0::")).unwrap_or("/");
+    PathBuf::from(format!("{CGROUPS}{path}")).join("memory.swap.max").exists()
+}
+
+/// What admission needs to know of the node, in standalone mode: the labels are those that it would register with.
+pub(crate) fn admission_facts(
+    name: &str,
+    flags: &Flags,
+    node: &Resources,
+    groups_policy: bool,
+) -> admission::NodeFacts {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let mut labels: BTreeMap<String, String> = flags.node_labels();
+    for (key, value) in [
+        ("kubernetes.io/hostname", name),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", arch),
+        ("beta.kubernetes.io/os", "linux"),
+        ("beta.kubernetes.io/arch", arch),
+    ] {
+        labels.insert(key.to_owned(), value.to_owned());
+    }
+    admission::NodeFacts {
+        name: name.to_owned(),
+        labels,
+        taints: Vec::new(),
+        allocatable: node.allocatable.clone(),
+        supplemental_groups_policy: groups_policy,
+        pressures: Vec::new(),
+    }
+}
+
+/// Rules of admission from the configuration.
+pub(crate) fn admission_rules(
+    config: &KubeletConfiguration,
+    gates: &Gates,
+) -> Result<admission::Rules, Box<dyn Error + Send + Sync>> {
+    let kernel = host::proc::kernel_version();
+    let apparmor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
+    Ok(admission::Rules {
+        sysctls: admission::SysctlAllowlist::new(Some(&kernel), &config.allowed_unsafe_sysctls)?,
+        apparmor_error: (!apparmor.starts_with('Y')).then(|| "AppArmor is not enabled on the host".to_owned()),
+        pod_level_resources: gates.enabled(Gate::PodLevelResources),
+        toleration_comparison: gates.enabled(Gate::TaintTolerationComparisonOperators),
+        shutting_down: false,
+    })
+}
+
+/// Settings of this process: files it may open, and how unlikely the kernel is to kill it.
+pub(crate) fn set_up_process(config: &KubeletConfiguration) {
+    let wanted = u64::try_from(config.max_open_files).unwrap_or(1_000_000);
+    let now = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = rustix::process::Rlimit { current: Some(wanted), maximum: Some(wanted) };
+    if now.current.is_some_and(|n| n < wanted)
+        && rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).is_err()
+    {
+        let most = rustix::process::Rlimit { current: now.maximum, ..now };
+        if let Err(e) = rustix::process::setrlimit(rustix::process::Resource::Nofile, most) {
+            warn!(err = &e as &dyn Error, wanted, "Failed to set rlimit on max file handles");
+        }
+    }
+    if let Err(e) = host::proc::write_oom_score_adj(Path::new(PROC), None, config.oom_score_adj) {
+        warn!(
+            err = e.full(),
+            value = config.oom_score_adj,
+            "Failed to set the agent's own oom_score_adj, going on without"
+        );
+    }
+}
+
+/// The cgroup driver in force: the runtime's word, else the configuration's.
+pub(crate) fn cgroup_driver(config: &KubeletConfiguration, runtime: Option<i32>) -> CgroupDriver {
+    use cri_api::v1::CgroupDriver as Told;
+    match runtime.and_then(|d| Told::try_from(d).ok()) {
+        Some(Told::Systemd) => CgroupDriver::Systemd,
+        Some(Told::Cgroupfs) => CgroupDriver::Cgroupfs,
+        None => config.cgroup_driver,
+    }
+}

@@ -1,0 +1,376 @@
+//! The host port on the real host: pods' cgroups, directories, volumes and logs, by way of the blocking calls in `host`.
+//!
+//! Every call runs on tokio's blocking threads, so a disk that hangs holds one pod's step and no task of the runtime. Calls are
+//! idempotent: what stands is kept, what is gone counts as removed.
+
+mod volumes;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use decide::resources::{QosClass, qos_cgroup_name};
+use host::cgroup::CgroupManager;
+use host::fsx;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use model::cgroup::{CgroupName, CgroupResources};
+use model::pod::{ContainerEntry, DesiredPod, PodUid};
+use pod::ports::{ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads};
+use tracing::warn;
+
+/// Where things stand on this host.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths {
+    /// `--root-dir`.
+    pub(crate) root: PathBuf,
+    /// `podLogsDir`.
+    pub(crate) pod_logs: PathBuf,
+    /// Where log agents look for links, `/var/log/containers`.
+    pub(crate) container_logs: PathBuf,
+    /// procfs.
+    pub(crate) proc: PathBuf,
+}
+
+impl Paths {
+    fn pod(&self, uid: &PodUid) -> PathBuf {
+        self.root.join("pods").join(uid.as_str())
+    }
+
+    fn pod_log(&self, namespace: &str, name: &str, uid: &PodUid) -> PathBuf {
+        self.pod_logs.join(format!("{namespace}_{name}_{uid}"))
+    }
+}
+
+/// The real host.
+pub(crate) struct NodeHost {
+    paths: Paths,
+    cgroups: Arc<dyn CgroupManager>,
+    kubepods: CgroupName,
+    host_ips: Vec<String>,
+}
+
+/// Runs a blocking step elsewhere.
+async fn blocking<T: Send + 'static>(
+    action: impl Into<String>,
+    step: impl FnOnce() -> Result<T, Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+) -> HostResult<T> {
+    let action = action.into();
+    match tokio::task::spawn_blocking(step).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(source)) => Err(HostError { action, source }),
+        Err(panic) => Err(HostError::new(action, panic)),
+    }
+}
+
+impl NodeHost {
+    /// The host with these paths and cgroups; pods' cgroups stand below `kubepods`.
+    pub(crate) fn new(
+        paths: Paths,
+        cgroups: Arc<dyn CgroupManager>,
+        kubepods: CgroupName,
+        host_ips: Vec<String>,
+    ) -> Self {
+        Self { paths, cgroups, kubepods, host_ips }
+    }
+
+    /// The cgroups that pods stand in directly.
+    fn levels(&self) -> [CgroupName; 3] {
+        [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
+            .map(|class| qos_cgroup_name(&self.kubepods, class))
+    }
+}
+
+#[async_trait]
+impl PodHost for NodeHost {
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+        let (cgroups, name, resources) = (self.cgroups.clone(), name.clone(), resources.clone());
+        blocking("make the pod's cgroup", move || {
+            if cgroups.exists(&name) {
+                return Ok(());
+            }
+            match cgroups.create(&name, &resources) {
+                Err(e) if e.is_refused() => {
+                    warn!(
+                        err = &e as &dyn std::error::Error,
+                        "The kernel refused a cgroup setting, going on without it"
+                    );
+                    Ok(())
+                }
+                done => Ok(done?),
+            }
+        })
+        .await
+    }
+
+    async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
+        let names = self.levels().map(|level| level.child(format!("pod{uid}")));
+        let cgroups = self.cgroups.clone();
+        blocking(format!("remove the cgroup of pod {uid}"), move || {
+            for name in names {
+                cgroups.destroy(&name)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn list_pod_cgroups(&self) -> HostResult<Vec<PodUid>> {
+        let (cgroups, levels) = (self.cgroups.clone(), self.levels());
+        blocking("list pod cgroups", move || {
+            let mut uids = Vec::new();
+            for level in levels {
+                let names = cgroups.list_children(&level)?;
+                uids.extend(names.iter().filter_map(|n| n.0.last()?.strip_prefix("pod").map(PodUid::new)));
+            }
+            Ok(uids)
+        })
+        .await
+    }
+
+    fn cgroup_parent(&self, name: &CgroupName) -> String {
+        self.cgroups.cri_cgroup_parent(name)
+    }
+
+    async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()> {
+        let (cgroups, groups) = (self.cgroups.clone(), groups.to_vec());
+        blocking("update the cgroups above pods", move || {
+            for (name, resources) in groups {
+                let written = if cgroups.exists(&name) {
+                    cgroups.update(&name, &resources)
+                } else {
+                    cgroups.create(&name, &resources)
+                };
+                match written {
+                    Err(e) if e.is_refused() => {
+                        warn!(
+                            err = &e as &dyn std::error::Error,
+                            "The kernel refused a cgroup setting, going on without it"
+                        );
+                    }
+                    done => done?,
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
+        let dir = self.paths.pod(uid);
+        blocking(format!("make directories below {}", dir.display()), move || {
+            for dir in [dir.clone(), dir.join("volumes"), dir.join("plugins")] {
+                fsx::ensure_dir(&dir, 0o750)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<MountedVolumes> {
+        let maker = volumes::Maker {
+            paths: self.paths.clone(),
+            pod: pod.clone(),
+            payloads: payloads.clone(),
+            now: Timestamp::now(),
+        };
+        blocking("Unable to attach or mount volumes", move || maker.make_all()).await
+    }
+
+    async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()> {
+        let (paths, uid) = (self.paths.clone(), uid.clone());
+        blocking("unmount volumes", move || volumes::take_down(&paths, &uid)).await
+    }
+
+    async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()> {
+        let (paths, uid) = (self.paths.clone(), uid.clone());
+        blocking("remove the pod's directory", move || {
+            volumes::take_down(&paths, &uid)?;
+            fsx::remove_pod_dir(&paths.proc, &paths.pod(&uid))
+                .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ").into())
+        })
+        .await
+    }
+
+    async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
+        let dir = self.paths.root.join("pods");
+        blocking(format!("list {}", dir.display()), move || {
+            let mut uids = Vec::new();
+            for entry in std::fs::read_dir(dir)? {
+                let entry = entry?;
+                if let (true, Some(name)) = (entry.file_type()?.is_dir(), entry.file_name().to_str()) {
+                    uids.push(PodUid::new(name));
+                }
+            }
+            Ok(uids)
+        })
+        .await
+    }
+
+    async fn prepare_container(
+        &self,
+        pod: &DesiredPod,
+        container: &ContainerEntry<'_>,
+        mounted: &MountedVolumes,
+        files: &ContainerFiles,
+    ) -> HostResult<ContainerPaths> {
+        let pod_dir = self.paths.pod(pod.uid());
+        let name = container.spec.name.clone();
+        let has_message = container.spec.termination_message_path.as_deref().is_some_and(|p| !p.is_empty());
+        let (mounted, files, proc) = (mounted.clone(), files.clone(), self.paths.proc.clone());
+        blocking(format!("make the files of container {name:?}"), move || {
+            let mut paths = ContainerPaths::default();
+            if has_message {
+                let dir = pod_dir.join("containers").join(&name);
+                fsx::ensure_dirs(&dir, 0o750)?;
+                let file = dir.join(&files.termination_log_name);
+                fsx::ensure_file(&file, 0o666)?;
+                paths.termination_log = Some(file);
+            }
+            if let Some(hosts) = &files.hosts {
+                let file = pod_dir.join("etc-hosts");
+                // Containers have this very file mounted: it is rewritten in place, not replaced.
+                if std::fs::read(&file).ok().as_ref() != Some(hosts) {
+                    fsx::ensure_file(&file, 0o644)?;
+                    std::fs::write(&file, hosts)?;
+                }
+                paths.hosts_file = Some(file);
+            }
+            for (index, (volume, path)) in &files.sub_paths {
+                let mounted = mounted.get(volume).ok_or_else(|| format!("volume {volume:?} is not mounted"))?;
+                let bound = host::subpath::prepare_subpath(
+                    &proc,
+                    &host::subpath::Subpath {
+                        volume_path: &mounted.host_path,
+                        sub_path: path,
+                        pod_dir: &pod_dir,
+                        volume,
+                        container: &name,
+                        index: *index,
+                    },
+                )?;
+                paths.sub_paths.insert(*index, bound);
+            }
+            Ok(paths)
+        })
+        .await
+    }
+
+    async fn log_dir(&self, pod: &DesiredPod, container: &str) -> HostResult<Option<u32>> {
+        let dir = self.paths.pod_log(pod.namespace(), pod.name(), pod.uid()).join(container);
+        blocking(format!("make the log directory {}", dir.display()), move || {
+            fsx::ensure_dirs(&dir, 0o755)?;
+            Ok(host::logs::highest_restart_count(&dir)?)
+        })
+        .await
+    }
+
+    async fn link_log(&self, pod: &DesiredPod, container: &str, id: &str, restart_count: u32) -> HostResult<()> {
+        let log = self
+            .paths
+            .pod_log(pod.namespace(), pod.name(), pod.uid())
+            .join(decide::config::names::container_log_path(container, restart_count));
+        let link = host::logs::agent_link(&self.paths.container_logs, pod.name(), pod.namespace(), container, id);
+        blocking(format!("link {} to the log", link.display()), move || {
+            host::logs::link_for_agents(&log, &link)?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_container_log(
+        &self,
+        log_path: &str,
+        pod: &str,
+        namespace: &str,
+        container: &str,
+        id: &str,
+    ) -> HostResult<()> {
+        let log = PathBuf::from(log_path);
+        let link = host::logs::agent_link(&self.paths.container_logs, pod, namespace, container, id);
+        let ours = log.starts_with(&self.paths.pod_logs);
+        blocking(format!("remove the log {}", log.display()), move || {
+            // A path that is not below the log directory was not written by a kubelet with this configuration: it stays.
+            if ours {
+                host::logs::remove_logs(&log)?;
+            }
+            match std::fs::remove_file(&link) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+                _ => Ok(()),
+            }
+        })
+        .await
+    }
+
+    async fn remove_pod_logs(&self, namespace: &str, name: &str, uid: &PodUid) -> HostResult<()> {
+        let dir = self.paths.pod_log(namespace, name, uid);
+        let proc = self.paths.proc.clone();
+        blocking(format!("remove the log directory {}", dir.display()), move || {
+            if dir.exists() {
+                fsx::remove_tree(&proc, &dir)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn prune_logs(&self, known: &HashSet<PodUid>) -> HostResult<()> {
+        let logs = self.paths.pod_logs.clone();
+        let dirs = blocking("list log directories", move || Ok(host::logs::pod_log_dirs(&logs)?)).await?;
+        let gone: Vec<PathBuf> = dirs
+            .into_iter()
+            .filter(|(_, uid)| !known.contains(&PodUid::new(uid.as_str())))
+            .map(|(dir, _)| dir)
+            .collect();
+        let (links, proc) = (self.paths.container_logs.clone(), self.paths.proc.clone());
+        let logs = self.paths.pod_logs.clone();
+        blocking("remove log directories of gone pods", move || {
+            for dir in gone {
+                fsx::remove_tree(&proc, &dir)?;
+            }
+            // Only links into our own log directory: another agent's are its own business.
+            for dead in host::logs::dead_links(&links)? {
+                if std::fs::read_link(&dead.link).is_ok_and(|target| target.starts_with(&logs)) {
+                    std::fs::remove_file(&dead.link)?;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>> {
+        let file = PathBuf::from(path);
+        blocking(format!("read the end of {path}"), move || Ok(host::logs::tail_bytes(&file, limit)?)).await
+    }
+
+    async fn file_size(&self, path: &str) -> HostResult<Option<u64>> {
+        let file = PathBuf::from(path);
+        blocking(format!("look at {path}"), move || Ok(host::logs::log_size(&file)?)).await
+    }
+
+    async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()> {
+        let log = PathBuf::from(path);
+        blocking(format!("rotate {path}"), move || {
+            host::logs::prepare_rotation(&log, max_files as usize)?;
+            host::logs::rotate_latest(&log, now.to_zoned(TimeZone::system()).datetime())?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn write_atomic(&self, path: &Path, content: Vec<u8>, mode: u32) -> HostResult<()> {
+        let file = path.to_owned();
+        blocking(format!("write {}", path.display()), move || Ok(fsx::write_file_atomic(&file, &content, mode)?)).await
+    }
+
+    async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
+        let file = path.to_owned();
+        blocking(format!("read {}", path.display()), move || Ok(fsx::read_if_there(&file)?)).await
+    }
+
+    fn host_ips(&self) -> Vec<String> {
+        self.host_ips.clone()
+    }
+}

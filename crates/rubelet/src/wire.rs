@@ -1,0 +1,389 @@
+//! The map of the program: makes the values, hands out the rights, starts the tasks. Nothing is decided here.
+//!
+//! ```text
+//!   config, flags ─▶ facts of the host ─▶ ports ─▶ [bind sockets] ─▶ tasks
+//!                                                                     source ─▶ dispatcher ─▶ workers ─▶ runtime
+//!                                                                                  ▲                        │
+//!                                                                                  └──────── pleg ◀─────────┘
+//! ```
+//!
+//! The right to change the runtime is the one `Arc<dyn RuntimeMutator>` below: workers hold it, image pulls and probes on their behalf, and
+//! the log rotator a narrowed form of it.
+
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
+use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
+use decide::resources;
+use decide::restart::RestartGates;
+use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
+use model::pod::PodSource;
+use pod::desired::Dispatcher;
+use pod::images::{Images, PullLimits};
+use pod::logs::{LogLimits, LogReopener};
+use pod::ports::{Clock, PodHost, Random, Tasks};
+use pod::prober::Prober;
+use pod::registry::Registry;
+use pod::settings::Settings;
+use pod::source::{self, SourceSet, StaticContext};
+use pod::worker::PodDeps;
+use serve::{Bound, Checks, Health, Server};
+use telemetry::LogLimiter;
+use telemetry::klog;
+use telemetry::metrics::{BuildInfo, Metrics};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use crate::manifest_dir::DiskManifests;
+use crate::node;
+use crate::node_host::{NodeHost, Paths};
+use crate::version;
+use crate::view::View;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// What the configuration came to.
+pub(crate) struct Input {
+    pub(crate) flags: Flags,
+    pub(crate) config: KubeletConfiguration,
+    pub(crate) gates: Gates,
+    pub(crate) layout: CgroupLayout,
+    pub(crate) log: klog::Handle,
+}
+
+/// A program that runs: its tasks, and its servers in the order in which they are drained.
+pub(crate) struct Running {
+    pub(crate) tasks: Tasks,
+    pub(crate) servers: Vec<Bound>,
+}
+
+/// Counts runtime calls.
+struct CallMetrics(Arc<Metrics>);
+
+impl CallObserver for CallMetrics {
+    fn observed(&self, call: &'static str, took: Duration, error: Option<&CriError>) {
+        self.0.runtime_operation(call, took, error.is_some());
+    }
+}
+
+/// Builds, binds and starts everything.
+///
+/// # Errors
+/// What keeps this host from being a node: the runtime cannot be used, a port is taken, a directory cannot be made.
+pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
+    let Input { flags, config, gates, layout, log } = input;
+    let node_name = node::name(&flags)?;
+    let metrics = Arc::new(Metrics::new()?);
+    describe(&metrics, &gates, &node_name);
+    metrics.cgroup_version.set(if layout.version == host::cgroup::CgroupVersion::V2 { 2.0 } else { 1.0 });
+
+    make_directories(&flags, &config)?;
+    let runtime = Runtime::connect(&config, &gates, &metrics).await?;
+    let addresses = node::addresses(&flags, &node_name);
+    let facts = node::resources(&config, &flags)?;
+    let kubepods = resources::kubepods_name(&config.cgroup_root);
+    let cgroups = cgroup_manager(layout.clone(), node::cgroup_driver(&config, runtime.cgroup_driver));
+    let host: Arc<dyn PodHost> = Arc::new(NodeHost::new(
+        Paths {
+            root: flags.root_dir().to_owned(),
+            pod_logs: PathBuf::from(&config.pod_logs_dir),
+            container_logs: PathBuf::from(decide::config::names::CONTAINER_LOGS_DIR),
+            proc: PathBuf::from(node::PROC),
+        },
+        cgroups,
+        kubepods.clone(),
+        addresses.iter().map(ToString::to_string).collect(),
+    ));
+    if config.cgroups_per_qos {
+        let enforce = config.enforce_node_allocatable.iter().any(|e| e == "pods");
+        let values =
+            resources::kubepods_resources(&facts.capacity, &facts.reservations, enforce, &facts.hugepage_sizes);
+        host.update_cgroups(&[(kubepods.clone(), values)]).await.map_err(|e| e.chain())?;
+    }
+
+    let clock = Clock::system();
+    let random = Random::from_os();
+    let tasks = Tasks::default();
+    let registry = Arc::new(Registry::default());
+    let pleg = pod::pleg::start(runtime.reader.clone(), registry.clone(), clock.clone(), metrics.clone(), &tasks);
+    let restored = pod::admit::restore(&*host, flags.root_dir()).await?;
+    let admit = pod::admit::start(
+        node::admission_facts(&node_name, &flags, &facts, runtime.groups_policy),
+        node::admission_rules(&config, &gates)?,
+        restored,
+        host.clone(),
+        flags.root_dir().to_owned(),
+        &tasks,
+    );
+    let settings = Settings {
+        node_name: node_name.clone(),
+        runtime_name: runtime.name.clone(),
+        root_dir: flags.root_dir().to_owned(),
+        sync_frequency: config.sync_frequency,
+        max_restart_period: config.crash_loop_back_off.max_container_restart_period.unwrap_or(decide::backoff::MAX),
+        restart_gates: RestartGates {
+            container_restart_rules: gates.enabled(Gate::ContainerRestartRules),
+            restart_all_containers: gates.enabled(Gate::RestartAllContainersOnContainerExits),
+        },
+        cluster_dns: config.cluster_dns.clone(),
+        cluster_domain: config.cluster_domain.clone(),
+        resolv_conf: (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf)),
+        cgroups_per_qos: config.cgroups_per_qos,
+        kubepods,
+        pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
+        status_host_ips: Vec::new(),
+        recursive_read_only: runtime.recursive_read_only,
+        agent_started: clock.now(),
+        forget_on_restart: gates.enabled(Gate::ChangeContainerStatusOnKubeletRestart),
+        node: node::request_facts(&config, &flags, &gates, &layout, &facts, &addresses),
+    };
+    pod::logs::start(
+        log_limits(&config),
+        runtime.reader.clone(),
+        LogReopener::new(runtime.mutator.clone()),
+        host.clone(),
+        clock.clone(),
+        &tasks,
+    );
+    let deps = Arc::new(PodDeps {
+        images: Images::new(
+            runtime.reader.clone(),
+            runtime.mutator.clone(),
+            clock.clone(),
+            metrics.clone(),
+            pull_limits(&config),
+        ),
+        prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone()),
+        reader: runtime.reader,
+        mutator: runtime.mutator,
+        host,
+        admit: admit.clone(),
+        clock: clock.clone(),
+        random,
+        metrics: metrics.clone(),
+        registry: registry.clone(),
+        health: pleg.health.clone(),
+        limiter: LogLimiter::new(Duration::from_secs(60)),
+        settings,
+    });
+    let (sets_tx, sets) = mpsc::channel(16);
+    let sources = sources(&config, &gates, &node_name, &clock, sets_tx, &tasks)?;
+    let dispatcher = Dispatcher::new(deps, admit, tasks.clone(), sources, pleg.pods);
+    let view: Arc<View> = Arc::new(View {
+        node_name,
+        registry,
+        health: pleg.health,
+        all_seen: dispatcher.all_seen(),
+        clock,
+        configz: config::configz(&config),
+    });
+    let servers = bind(&config, &flags, view, metrics, log).await?;
+    tasks.spawn(dispatcher.run(sets));
+    Ok(Running { tasks, servers })
+}
+
+/// What is to be known of the runtime before anything is asked of it.
+struct Runtime {
+    reader: Arc<dyn RuntimeReader>,
+    mutator: Arc<dyn RuntimeMutator>,
+    name: String,
+    cgroup_driver: Option<i32>,
+    groups_policy: bool,
+    recursive_read_only: bool,
+}
+
+impl Runtime {
+    async fn connect(config: &KubeletConfiguration, gates: &Gates, metrics: &Arc<Metrics>) -> Result<Self, Failure> {
+        let endpoint = &config.container_runtime_endpoint;
+        let image_endpoint = Some(config.image_service_endpoint.as_str()).filter(|e| !e.is_empty());
+        let client = CriClient::connect(endpoint, image_endpoint, config.runtime_request_timeout)?
+            .with_list_streaming(gates.enabled(Gate::CRIListStreaming))
+            .with_observer(Arc::new(CallMetrics(metrics.clone())));
+        let client = Arc::new(client);
+        let unusable = |e: &dyn std::fmt::Display| {
+            format!(
+                "the container runtime at {endpoint} cannot be used: {e}. Start it (systemctl start containerd), or name its socket \
+                 with containerRuntimeEndpoint; rubelet check looks closer"
+            )
+        };
+        let version = client.version().await.map_err(|e| unusable(&e))?;
+        cri::validate_version(&version).map_err(|e| unusable(&e))?;
+        info!(runtime = version.runtime_name, version = version.runtime_version, "Container runtime initialized");
+        let cgroup_driver = match client.runtime_config().await {
+            Ok(answer) => answer.linux.map(|l| l.cgroup_driver),
+            Err(e) if e.outcome == cri::Outcome::Unimplemented => {
+                info!(
+                    "CRI implementation should be updated to support RuntimeConfig. Falling back to using cgroupDriver from kubelet config"
+                );
+                None
+            }
+            Err(e) => return Err(unusable(&e).into()),
+        };
+        let status = client.status(false).await.map_err(|e| unusable(&e))?;
+        let features = status.runtime_handlers.iter().find(|h| h.name.is_empty()).and_then(|h| h.features);
+        Ok(Self {
+            reader: client.clone(),
+            mutator: client,
+            name: version.runtime_name,
+            cgroup_driver,
+            groups_policy: status.features.is_some_and(|f| f.supplemental_groups_policy),
+            recursive_read_only: features.is_some_and(|f| f.recursive_read_only_mounts),
+        })
+    }
+}
+
+fn cgroup_manager(layout: CgroupLayout, driver: CgroupDriver) -> Arc<dyn CgroupManager> {
+    let proc = Path::new(node::PROC);
+    match driver {
+        CgroupDriver::Cgroupfs => Arc::new(HostCgroups::cgroupfs(layout, proc)),
+        CgroupDriver::Systemd => Arc::new(HostCgroups::systemd(layout, proc, Arc::new(SystemdBus::default()))),
+    }
+}
+
+fn make_directories(flags: &Flags, config: &KubeletConfiguration) -> Result<(), Failure> {
+    let root = flags.root_dir();
+    for dir in [
+        root.to_owned(),
+        root.join("pods"),
+        root.join("plugins"),
+        root.join("plugins_registry"),
+        root.join("pod-resources"),
+    ] {
+        host::fsx::ensure_dirs(&dir, 0o750)?;
+    }
+    host::fsx::ensure_dirs(Path::new(&config.pod_logs_dir), 0o750)?;
+    host::fsx::ensure_dirs(Path::new(decide::config::names::CONTAINER_LOGS_DIR), 0o755)?;
+    if let Err(e) = host::mount::make_rshared(Path::new(node::PROC), root) {
+        warn!(
+            err = e.full(),
+            "The root directory's mounts cannot be shared, volumes with mountPropagation Bidirectional will not reach the host"
+        );
+    }
+    Ok(())
+}
+
+/// Starts a task for each configured source; which ones there are.
+fn sources(
+    config: &KubeletConfiguration,
+    gates: &Gates,
+    node_name: &str,
+    clock: &Clock,
+    out: mpsc::Sender<SourceSet>,
+    tasks: &Tasks,
+) -> Result<Vec<PodSource>, Failure> {
+    let context = StaticContext {
+        node_name: node_name.to_owned(),
+        gates: manifest::Gates {
+            prevent_static_pod_api_references: gates.enabled(Gate::PreventStaticPodAPIReferences),
+            pod_level_resources: gates.enabled(Gate::PodLevelResources),
+            container_restart_rules: gates.enabled(Gate::ContainerRestartRules),
+            restart_all_containers: gates.enabled(Gate::RestartAllContainersOnContainerExits),
+            ..manifest::Gates::default()
+        },
+    };
+    let mut sources = Vec::new();
+    let stop = tasks.stop();
+    let until_stop = |task| {
+        let stop = stop.clone();
+        let task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = task;
+        async move {
+            tokio::select! { () = stop.cancelled() => {}, () = task => {} }
+        }
+    };
+    if !config.static_pod_path.is_empty() {
+        info!(path = config.static_pod_path, "Adding static pod path");
+        sources.push(PodSource::File);
+        let dir = DiskManifests::new(PathBuf::from(&config.static_pod_path));
+        let task = source::file::run(dir, config.file_check_frequency, context.clone(), clock.clone(), out.clone());
+        tasks.spawn(until_stop(Box::pin(task)));
+    }
+    if !config.static_pod_url.is_empty() {
+        info!(url = config.static_pod_url, "Adding pod URL");
+        sources.push(PodSource::Http);
+        let headers = config
+            .static_pod_url_header
+            .iter()
+            .flat_map(|(k, all)| all.iter().map(|v| (k.clone(), v.clone())))
+            .collect();
+        let url = source::url::ManifestUrl::parse(&config.static_pod_url, headers)?;
+        let task = source::url::run(url, config.http_check_frequency, context, clock.clone(), out);
+        tasks.spawn(until_stop(Box::pin(task)));
+    }
+    Ok(sources)
+}
+
+fn pull_limits(config: &KubeletConfiguration) -> PullLimits {
+    let parallel = config.max_parallel_image_pulls.and_then(|n| usize::try_from(n).ok());
+    PullLimits {
+        parallel: if config.serialize_image_pulls && parallel.is_none_or(|n| n < 2) { Some(1) } else { parallel },
+        qps: u32::try_from(config.registry_pull_qps).unwrap_or(0),
+        burst: u32::try_from(config.registry_burst).unwrap_or(0),
+    }
+}
+
+fn log_limits(config: &KubeletConfiguration) -> LogLimits {
+    let size = model::quantity::Quantity::parse(&config.container_log_max_size).map_or(10 << 20, |q| q.value());
+    LogLimits {
+        pod_logs_dir: config.pod_logs_dir.clone(),
+        max_size: size,
+        max_files: u32::try_from(config.container_log_max_files).unwrap_or(5),
+        workers: usize::try_from(config.container_log_max_workers).unwrap_or(1),
+        interval: config.container_log_monitor_interval,
+    }
+}
+
+/// Opens every socket before anything runs, so that a taken port is known at once.
+async fn bind(
+    config: &KubeletConfiguration,
+    flags: &Flags,
+    view: Arc<View>,
+    metrics: Arc<Metrics>,
+    log: klog::Handle,
+) -> Result<Vec<Bound>, Failure> {
+    let health = Health::new(view.clone(), metrics.clone(), Some(log));
+    let address = |ip: &str, port: i32| -> Result<SocketAddr, Failure> {
+        let ip: IpAddr = ip.parse().map_err(|e| format!("address {ip:?} is not an IP address: {e}"))?;
+        Ok(SocketAddr::new(ip, config::port_number(port)))
+    };
+    let mut servers = Vec::new();
+    if config.healthz_port > 0 {
+        let at = address(&config.healthz_bind_address, config.healthz_port)?;
+        servers.push(Server::healthz(health.clone(), Checks::Ping).bind_tcp(at).await?);
+    }
+    if config.read_only_port > 0 {
+        let at = address(&config.address, config.read_only_port)?;
+        servers.push(Server::read_only(view.clone(), metrics, health).bind_tcp(at).await?);
+    }
+    let socket = serve::socket_path(flags.root_dir());
+    servers.push(Server::local(view).bind_unix(&socket).await?);
+    Ok(servers)
+}
+
+/// Metrics that say what this program is.
+fn describe(metrics: &Metrics, gates: &Gates, node_name: &str) {
+    metrics.set_node_name(node_name);
+    metrics.set_build_info(BuildInfo {
+        major: "1",
+        minor: "36",
+        git_version: version::KUBERNETES,
+        git_commit: version::COMMIT,
+        git_tree_state: "archive",
+        build_date: "",
+        go_version: "",
+        compiler: "rustc",
+        platform: "linux/amd64",
+    });
+    for (name, stage) in Gates::stages() {
+        let stage = match stage {
+            config::Stage::Alpha => "ALPHA",
+            config::Stage::Beta => "BETA",
+            config::Stage::Ga => "",
+            config::Stage::Deprecated => "DEPRECATED",
+        };
+        metrics.set_feature(name, stage, gates.enabled_by_name(name).unwrap_or(false));
+    }
+}
