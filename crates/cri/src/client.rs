@@ -8,7 +8,7 @@ mod reader;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,12 +46,7 @@ macro_rules! rpc {
         let deadline: Option<::std::time::Duration> = $deadline;
         let mut service = $client.$service.clone();
         let request = $crate::client::timed($message, deadline);
-        let work = async move {
-            service
-                .$method(request)
-                .await
-                .map(::tonic::Response::into_inner)
-        };
+        let work = async move { service.$method(request).await.map(::tonic::Response::into_inner) };
         $client.watched($call, $target, deadline, work).await
     }};
 }
@@ -67,10 +62,7 @@ macro_rules! list {
             let mut service = $client.$service.clone();
             let request = $crate::client::timed($stream_request(filter.clone()), deadline);
             let work = async move {
-                $crate::client::collect(service.$stream(request).await?.into_inner(), |part| {
-                    part.$stream_items
-                })
-                .await
+                $crate::client::collect(service.$stream(request).await?.into_inner(), |part| part.$stream_items).await
             };
             match $client.watched($stream_call, "", deadline, work).await {
                 Err(error) if error.outcome == Outcome::Unimplemented => {
@@ -83,14 +75,8 @@ macro_rules! list {
                 answer => return answer,
             }
         }
-        rpc!(
-            $client.$service.$unary,
-            $unary_call,
-            "",
-            deadline,
-            $unary_request(filter)
-        )
-        .map(|answer| answer.$unary_items)
+        rpc!($client.$service.$unary, $unary_call, "", deadline, $unary_request(filter))
+            .map(|answer| answer.$unary_items)
     }};
 }
 use {list, rpc};
@@ -108,10 +94,7 @@ impl CriClient {
         request_timeout: Duration,
     ) -> Result<Self, ConnectError> {
         let path = socket_path(endpoint)?;
-        let image_path = image_endpoint
-            .filter(|endpoint| !endpoint.is_empty())
-            .map(socket_path)
-            .transpose()?;
+        let image_path = image_endpoint.filter(|endpoint| !endpoint.is_empty()).map(socket_path).transpose()?;
         let runtime = channel(path.clone());
         let image = match image_path {
             Some(other) if other != path => channel(other),
@@ -134,9 +117,9 @@ impl CriClient {
     /// Whether lists are asked for in parts (feature gate CRIListStreaming, KEP-5825). A runtime that does not know such lists
     /// is asked only once.
     #[must_use]
-    pub fn with_list_streaming(self, on: bool) -> Self {
-        self.stream_runtime_lists.store(on, Ordering::Relaxed);
-        self.stream_image_lists.store(on, Ordering::Relaxed);
+    pub fn with_list_streaming(mut self, on: bool) -> Self {
+        self.stream_runtime_lists = Arc::new(on.into());
+        self.stream_image_lists = Arc::new(on.into());
         self
     }
 
@@ -187,10 +170,7 @@ fn timed<M>(message: M, deadline: Option<Duration>) -> Request<M> {
 }
 
 /// The items of a list that comes in parts.
-async fn collect<M, T>(
-    mut parts: Streaming<M>,
-    items: impl Fn(M) -> Vec<T>,
-) -> Result<Vec<T>, Status> {
+async fn collect<M, T>(mut parts: Streaming<M>, items: impl Fn(M) -> Vec<T>) -> Result<Vec<T>, Status> {
     let mut all = Vec::new();
     while let Some(part) = parts.message().await? {
         all.append(&mut items(part));
@@ -214,35 +194,19 @@ impl RuntimeStreaming for CriClient {
 
     async fn attach(&self, request: v1::AttachRequest) -> CriResult<String> {
         let id = request.container_id.clone();
-        let answer = rpc!(
-            self.runtime.attach,
-            "Attach",
-            &id,
-            Some(self.timeout),
-            request
-        )?;
+        let answer = rpc!(self.runtime.attach, "Attach", &id, Some(self.timeout), request)?;
         url("Attach", &id, answer.url)
     }
 
     async fn port_forward(&self, request: v1::PortForwardRequest) -> CriResult<String> {
         let id = request.pod_sandbox_id.clone();
-        let answer = rpc!(
-            self.runtime.port_forward,
-            "PortForward",
-            &id,
-            Some(self.timeout),
-            request
-        )?;
+        let answer = rpc!(self.runtime.port_forward, "PortForward", &id, Some(self.timeout), request)?;
         url("PortForward", &id, answer.url)
     }
 }
 
 fn url(call: &'static str, target: &str, url: String) -> CriResult<String> {
-    if url.is_empty() {
-        Err(CriError::malformed(call, target, "URL is not set"))
-    } else {
-        Ok(url)
-    }
+    if url.is_empty() { Err(CriError::malformed(call, target, "URL is not set")) } else { Ok(url) }
 }
 
 #[cfg(test)]

@@ -18,9 +18,7 @@ pub enum ConnectError {
     #[error("runtime endpoint {0:?}: only support unix socket endpoint")]
     NotUnix(String),
     /// Not an absolute path.
-    #[error(
-        "runtime endpoint {0:?}: the socket's path must be absolute, as in unix:///run/containerd/containerd.sock"
-    )]
+    #[error("runtime endpoint {0:?}: the socket's path must be absolute, as in unix:///run/containerd/containerd.sock")]
     NotAbsolute(String),
 }
 
@@ -80,37 +78,19 @@ mod tests {
     #[test]
     fn endpoints() {
         for (endpoint, path) in [
-            (
-                "unix:///run/containerd/containerd.sock",
-                "/run/containerd/containerd.sock",
-            ),
+            ("unix:///run/containerd/containerd.sock", "/run/containerd/containerd.sock"),
             ("unix:/run/crio/crio.sock", "/run/crio/crio.sock"),
-            (
-                "/run/containerd/containerd.sock",
-                "/run/containerd/containerd.sock",
-            ),
+            ("/run/containerd/containerd.sock", "/run/containerd/containerd.sock"),
             ("/run/odd:name.sock", "/run/odd:name.sock"),
         ] {
             assert_eq!(socket_path(endpoint), Ok(PathBuf::from(path)), "{endpoint}");
         }
         assert_eq!(socket_path(""), Err(ConnectError::Empty));
-        for endpoint in [
-            "tcp://127.0.0.1:3735",
-            "npipe:////./pipe/containerd-containerd",
-            "http://localhost",
-        ] {
-            assert_eq!(
-                socket_path(endpoint),
-                Err(ConnectError::NotUnix(endpoint.into())),
-                "{endpoint}"
-            );
+        for endpoint in ["tcp://127.0.0.1:3735", "npipe:////./pipe/containerd-containerd", "http://localhost"] {
+            assert_eq!(socket_path(endpoint), Err(ConnectError::NotUnix(endpoint.into())), "{endpoint}");
         }
         for endpoint in ["unix://", "unix://run/x.sock", "run/x.sock"] {
-            assert_eq!(
-                socket_path(endpoint),
-                Err(ConnectError::NotAbsolute(endpoint.into())),
-                "{endpoint}"
-            );
+            assert_eq!(socket_path(endpoint), Err(ConnectError::NotAbsolute(endpoint.into())), "{endpoint}");
         }
     }
 }

@@ -11,12 +11,7 @@ const TOO_LARGE: &str = "Error, decoded message length too large: found ";
 
 impl CriError {
     /// An error that the runtime itself answered.
-    pub fn answered(
-        call: &'static str,
-        target: &str,
-        code: i32,
-        message: impl Into<String>,
-    ) -> Self {
+    pub fn answered(call: &'static str, target: &str, code: i32, message: impl Into<String>) -> Self {
         let outcome = match Code::from_i32(code) {
             Code::NotFound => Outcome::NotFound,
             Code::Unimplemented => Outcome::Unimplemented,
@@ -25,45 +20,23 @@ impl CriError {
             Code::DeadlineExceeded | Code::Cancelled | Code::Unavailable => Outcome::Unknown,
             _ => Outcome::Failed,
         };
-        Self {
-            call,
-            target: target.into(),
-            outcome,
-            code,
-            message: message.into(),
-        }
+        Self { call, target: target.into(), outcome, code, message: message.into() }
     }
 
     /// No answer came in time.
     pub fn timed_out(call: &'static str, target: &str) -> Self {
-        Self::answered(
-            call,
-            target,
-            Code::DeadlineExceeded as i32,
-            "context deadline exceeded",
-        )
+        Self::answered(call, target, Code::DeadlineExceeded as i32, "context deadline exceeded")
     }
 
     /// The connection was lost before the answer came.
     pub fn lost(call: &'static str, target: &str, cause: &str) -> Self {
-        Self::answered(
-            call,
-            target,
-            Code::Unavailable as i32,
-            format!("error reading from server: {cause}"),
-        )
+        Self::answered(call, target, Code::Unavailable as i32, format!("error reading from server: {cause}"))
     }
 
     /// The call was never sent.
     pub fn unreachable(call: &'static str, target: &str, message: impl Into<String>) -> Self {
         let code = Code::Unavailable as i32;
-        Self {
-            call,
-            target: target.into(),
-            outcome: Outcome::Unreachable,
-            code,
-            message: message.into(),
-        }
+        Self { call, target: target.into(), outcome: Outcome::Unreachable, code, message: message.into() }
     }
 
     /// The answer is too large by these figures, in bytes.
@@ -75,13 +48,7 @@ impl CriError {
     /// The runtime answered without error, but what it answered cannot be used.
     pub(crate) fn malformed(call: &'static str, target: &str, message: impl Into<String>) -> Self {
         let code = Code::Ok as i32;
-        Self {
-            call,
-            target: target.into(),
-            outcome: Outcome::Failed,
-            code,
-            message: message.into(),
-        }
+        Self { call, target: target.into(), outcome: Outcome::Failed, code, message: message.into() }
     }
 
     /// From a failed call as tonic shows it.
@@ -138,41 +105,21 @@ mod tests {
     #[test]
     fn outcomes_of_answers() {
         for (status, outcome, text) in [
-            (
-                Status::not_found("no x"),
-                Outcome::NotFound,
-                "rpc error: code = NotFound desc = no x",
-            ),
+            (Status::not_found("no x"), Outcome::NotFound, "rpc error: code = NotFound desc = no x"),
             (
                 Status::unimplemented("unknown method"),
                 Outcome::Unimplemented,
                 "rpc error: code = Unimplemented desc = unknown method",
             ),
-            (
-                Status::unknown("failed"),
-                Outcome::Failed,
-                "rpc error: code = Unknown desc = failed",
-            ),
+            (Status::unknown("failed"), Outcome::Failed, "rpc error: code = Unknown desc = failed"),
             (
                 Status::deadline_exceeded("context deadline exceeded"),
                 Outcome::Unknown,
                 "rpc error: code = DeadlineExceeded desc = context deadline exceeded",
             ),
-            (
-                Status::cancelled("gone"),
-                Outcome::Unknown,
-                "rpc error: code = Canceled desc = gone",
-            ),
-            (
-                Status::unavailable("shim gone"),
-                Outcome::Unknown,
-                "rpc error: code = Unavailable desc = shim gone",
-            ),
-            (
-                Status::out_of_range("x"),
-                Outcome::Failed,
-                "rpc error: code = OutOfRange desc = x",
-            ),
+            (Status::cancelled("gone"), Outcome::Unknown, "rpc error: code = Canceled desc = gone"),
+            (Status::unavailable("shim gone"), Outcome::Unknown, "rpc error: code = Unavailable desc = shim gone"),
+            (Status::out_of_range("x"), Outcome::Failed, "rpc error: code = OutOfRange desc = x"),
             (
                 Status::out_of_range(
                     "Error, decoded message length too large: found 17000000 bytes, the limit is: 16777216 bytes",
@@ -185,8 +132,7 @@ mod tests {
             assert_eq!((error.outcome, error.rpc_text().as_str()), (outcome, text));
         }
         assert_eq!(
-            CriError::malformed("RunPodSandbox", "", "PodSandboxId is not set for sandbox")
-                .rpc_text(),
+            CriError::malformed("RunPodSandbox", "", "PodSandboxId is not set for sandbox").rpc_text(),
             "PodSandboxId is not set for sandbox"
         );
     }

@@ -77,27 +77,13 @@ pub trait RuntimeReader: Send + Sync {
     /// RuntimeConfig; the cgroup driver. Tried 3 times, 2 s apart, but not when Unimplemented.
     async fn runtime_config(&self) -> CriResult<v1::RuntimeConfigResponse>;
     /// ListPodSandbox.
-    async fn list_pod_sandbox(
-        &self,
-        filter: Option<v1::PodSandboxFilter>,
-    ) -> CriResult<Vec<v1::PodSandbox>>;
+    async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> CriResult<Vec<v1::PodSandbox>>;
     /// PodSandboxStatus.
-    async fn pod_sandbox_status(
-        &self,
-        id: &str,
-        verbose: bool,
-    ) -> CriResult<v1::PodSandboxStatusResponse>;
+    async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> CriResult<v1::PodSandboxStatusResponse>;
     /// ListContainers.
-    async fn list_containers(
-        &self,
-        filter: Option<v1::ContainerFilter>,
-    ) -> CriResult<Vec<v1::Container>>;
+    async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> CriResult<Vec<v1::Container>>;
     /// ContainerStatus.
-    async fn container_status(
-        &self,
-        id: &str,
-        verbose: bool,
-    ) -> CriResult<v1::ContainerStatusResponse>;
+    async fn container_status(&self, id: &str, verbose: bool) -> CriResult<v1::ContainerStatusResponse>;
     /// ContainerStats.
     async fn container_stats(&self, id: &str) -> CriResult<v1::ContainerStats>;
     /// ListContainerStats.
@@ -124,20 +110,14 @@ pub trait RuntimeReader: Send + Sync {
     async fn image_fs_info(&self) -> CriResult<v1::ImageFsInfoResponse>;
     /// GetContainerEvents. Returns before the runtime has answered, since Go runtimes answer with their first event only: a
     /// runtime without events shows as Unimplemented in the first item. The stream ends after an error.
-    async fn container_events(
-        &self,
-    ) -> CriResult<BoxStream<'static, CriResult<v1::ContainerEventResponse>>>;
+    async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<v1::ContainerEventResponse>>>;
 }
 
 /// Everything that changes the runtime. Only the pod workers, through `sync`, hold one.
 #[async_trait]
 pub trait RuntimeMutator: Send + Sync {
     /// RunPodSandbox; the sandbox's id.
-    async fn run_pod_sandbox(
-        &self,
-        config: v1::PodSandboxConfig,
-        runtime_handler: &str,
-    ) -> CriResult<String>;
+    async fn run_pod_sandbox(&self, config: v1::PodSandboxConfig, runtime_handler: &str) -> CriResult<String>;
     /// StopPodSandbox. NotFound counts as done.
     async fn stop_pod_sandbox(&self, id: &str) -> CriResult<()>;
     /// RemovePodSandbox. NotFound counts as done.
@@ -156,32 +136,15 @@ pub trait RuntimeMutator: Send + Sync {
     /// RemoveContainer. NotFound counts as done.
     async fn remove_container(&self, id: &str) -> CriResult<()>;
     /// UpdateContainerResources.
-    async fn update_container_resources(
-        &self,
-        id: &str,
-        linux: v1::LinuxContainerResources,
-    ) -> CriResult<()>;
+    async fn update_container_resources(&self, id: &str, linux: v1::LinuxContainerResources) -> CriResult<()>;
     /// UpdatePodSandboxResources; Unimplemented is the caller's to ignore.
-    async fn update_pod_sandbox_resources(
-        &self,
-        request: v1::UpdatePodSandboxResourcesRequest,
-    ) -> CriResult<()>;
+    async fn update_pod_sandbox_resources(&self, request: v1::UpdatePodSandboxResourcesRequest) -> CriResult<()>;
     /// CheckpointContainer into this archive; deadline the larger of runtimeRequestTimeout and `timeout`.
-    async fn checkpoint_container(
-        &self,
-        id: &str,
-        location: &str,
-        timeout: Duration,
-    ) -> CriResult<()>;
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()>;
     /// ReopenContainerLog.
     async fn reopen_container_log(&self, id: &str) -> CriResult<()>;
     /// ExecSync; `timeout` None: no deadline at all.
-    async fn exec_sync(
-        &self,
-        id: &str,
-        command: Vec<String>,
-        timeout: Option<Duration>,
-    ) -> CriResult<ExecOutput>;
+    async fn exec_sync(&self, id: &str, command: Vec<String>, timeout: Option<Duration>) -> CriResult<ExecOutput>;
     /// PullImage without deadline; the image ref. Dropping the future cancels the call.
     async fn pull_image(
         &self,

@@ -20,26 +20,12 @@ const RUNTIME_CONFIG_PAUSE: Duration = Duration::from_secs(2);
 #[async_trait]
 impl RuntimeReader for CriClient {
     async fn version(&self) -> CriResult<v1::VersionResponse> {
-        let request = v1::VersionRequest {
-            version: API_VERSION.into(),
-        };
-        rpc!(
-            self.runtime.version,
-            "Version",
-            "",
-            Some(self.timeout),
-            request
-        )
+        let request = v1::VersionRequest { version: API_VERSION.into() };
+        rpc!(self.runtime.version, "Version", "", Some(self.timeout), request)
     }
 
     async fn status(&self, verbose: bool) -> CriResult<v1::StatusResponse> {
-        let answer = rpc!(
-            self.runtime.status,
-            "Status",
-            "",
-            Some(self.timeout),
-            v1::StatusRequest { verbose }
-        )?;
+        let answer = rpc!(self.runtime.status, "Status", "", Some(self.timeout), v1::StatusRequest { verbose })?;
         verify::runtime_status(&answer).map_err(|text| CriError::malformed("Status", "", text))?;
         Ok(answer)
     }
@@ -48,17 +34,9 @@ impl RuntimeReader for CriClient {
         let mut tries = 1;
         loop {
             let deadline = Some(self.timeout);
-            let answer = rpc!(
-                self.runtime.runtime_config,
-                "RuntimeConfig",
-                "",
-                deadline,
-                v1::RuntimeConfigRequest {}
-            );
+            let answer = rpc!(self.runtime.runtime_config, "RuntimeConfig", "", deadline, v1::RuntimeConfigRequest {});
             match answer {
-                Err(error)
-                    if error.outcome != Outcome::Unimplemented && tries < RUNTIME_CONFIG_TRIES =>
-                {
+                Err(error) if error.outcome != Outcome::Unimplemented && tries < RUNTIME_CONFIG_TRIES => {
                     tracing::warn!(%error, tries, "The runtime did not tell its configuration; trying again");
                 }
                 answer => return answer,
@@ -68,80 +46,38 @@ impl RuntimeReader for CriClient {
         }
     }
 
-    async fn list_pod_sandbox(
-        &self,
-        filter: Option<v1::PodSandboxFilter>,
-    ) -> CriResult<Vec<v1::PodSandbox>> {
+    async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> CriResult<Vec<v1::PodSandbox>> {
         list!(self.runtime, stream_runtime_lists, filter,
             stream_pod_sandboxes "StreamPodSandboxes" |filter| v1::StreamPodSandboxesRequest { filter } => pod_sandboxes,
             list_pod_sandbox "ListPodSandbox" |filter| v1::ListPodSandboxRequest { filter } => items)
     }
 
-    async fn pod_sandbox_status(
-        &self,
-        id: &str,
-        verbose: bool,
-    ) -> CriResult<v1::PodSandboxStatusResponse> {
-        let request = v1::PodSandboxStatusRequest {
-            pod_sandbox_id: id.into(),
-            verbose,
-        };
-        let answer = rpc!(
-            self.runtime.pod_sandbox_status,
-            "PodSandboxStatus",
-            id,
-            Some(self.timeout),
-            request
-        )?;
+    async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> CriResult<v1::PodSandboxStatusResponse> {
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose };
+        let answer = rpc!(self.runtime.pod_sandbox_status, "PodSandboxStatus", id, Some(self.timeout), request)?;
         verify::sandbox_status(answer.status.as_ref())
             .map_err(|text| CriError::malformed("PodSandboxStatus", id, text))?;
         Ok(answer)
     }
 
-    async fn list_containers(
-        &self,
-        filter: Option<v1::ContainerFilter>,
-    ) -> CriResult<Vec<v1::Container>> {
+    async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> CriResult<Vec<v1::Container>> {
         list!(self.runtime, stream_runtime_lists, filter,
             stream_containers "StreamContainers" |filter| v1::StreamContainersRequest { filter } => containers,
             list_containers "ListContainers" |filter| v1::ListContainersRequest { filter } => containers)
     }
 
-    async fn container_status(
-        &self,
-        id: &str,
-        verbose: bool,
-    ) -> CriResult<v1::ContainerStatusResponse> {
-        let request = v1::ContainerStatusRequest {
-            container_id: id.into(),
-            verbose,
-        };
-        let answer = rpc!(
-            self.runtime.container_status,
-            "ContainerStatus",
-            id,
-            Some(self.timeout),
-            request
-        )?;
+    async fn container_status(&self, id: &str, verbose: bool) -> CriResult<v1::ContainerStatusResponse> {
+        let request = v1::ContainerStatusRequest { container_id: id.into(), verbose };
+        let answer = rpc!(self.runtime.container_status, "ContainerStatus", id, Some(self.timeout), request)?;
         verify::container_status(answer.status.as_ref())
             .map_err(|text| CriError::malformed("ContainerStatus", id, text))?;
         Ok(answer)
     }
 
     async fn container_stats(&self, id: &str) -> CriResult<v1::ContainerStats> {
-        let request = v1::ContainerStatsRequest {
-            container_id: id.into(),
-        };
-        let answer = rpc!(
-            self.runtime.container_stats,
-            "ContainerStats",
-            id,
-            Some(self.timeout),
-            request
-        )?;
-        answer
-            .stats
-            .ok_or_else(|| CriError::malformed("ContainerStats", id, "stats is not set"))
+        let request = v1::ContainerStatsRequest { container_id: id.into() };
+        let answer = rpc!(self.runtime.container_stats, "ContainerStats", id, Some(self.timeout), request)?;
+        answer.stats.ok_or_else(|| CriError::malformed("ContainerStats", id, "stats is not set"))
     }
 
     async fn list_container_stats(
@@ -155,19 +91,9 @@ impl RuntimeReader for CriClient {
     }
 
     async fn pod_sandbox_stats(&self, id: &str) -> CriResult<v1::PodSandboxStats> {
-        let request = v1::PodSandboxStatsRequest {
-            pod_sandbox_id: id.into(),
-        };
-        let answer = rpc!(
-            self.runtime.pod_sandbox_stats,
-            "PodSandboxStats",
-            id,
-            Some(self.timeout),
-            request
-        )?;
-        answer
-            .stats
-            .ok_or_else(|| CriError::malformed("PodSandboxStats", id, "stats is not set"))
+        let request = v1::PodSandboxStatsRequest { pod_sandbox_id: id.into() };
+        let answer = rpc!(self.runtime.pod_sandbox_stats, "PodSandboxStats", id, Some(self.timeout), request)?;
+        answer.stats.ok_or_else(|| CriError::malformed("PodSandboxStats", id, "stats is not set"))
     }
 
     async fn list_pod_sandbox_stats(
@@ -182,14 +108,8 @@ impl RuntimeReader for CriClient {
 
     async fn list_metric_descriptors(&self) -> CriResult<Vec<v1::MetricDescriptor>> {
         let (deadline, request) = (Some(self.timeout), v1::ListMetricDescriptorsRequest {});
-        rpc!(
-            self.runtime.list_metric_descriptors,
-            "ListMetricDescriptors",
-            "",
-            deadline,
-            request
-        )
-        .map(|answer| answer.descriptors)
+        rpc!(self.runtime.list_metric_descriptors, "ListMetricDescriptors", "", deadline, request)
+            .map(|answer| answer.descriptors)
     }
 
     async fn list_pod_sandbox_metrics(&self) -> CriResult<Vec<v1::PodSandboxMetrics>> {
@@ -207,44 +127,25 @@ impl RuntimeReader for CriClient {
 
     async fn image_status(&self, image: v1::ImageSpec) -> CriResult<Option<v1::Image>> {
         let name = image.image.clone();
-        let request = v1::ImageStatusRequest {
-            image: Some(image),
-            verbose: false,
-        };
-        let answer = rpc!(
-            self.image.image_status,
-            "ImageStatus",
-            &name,
-            Some(self.timeout),
-            request
-        )?;
+        let request = v1::ImageStatusRequest { image: Some(image), verbose: false };
+        let answer = rpc!(self.image.image_status, "ImageStatus", &name, Some(self.timeout), request)?;
         match answer.image {
-            Some(image) if image.id.is_empty() || image.size == 0 => Err(CriError::malformed(
-                "ImageStatus",
-                &name,
-                format!("Id or size of image {name:?} is not set"),
-            )),
+            Some(image) if image.id.is_empty() || image.size == 0 => {
+                Err(CriError::malformed("ImageStatus", &name, format!("Id or size of image {name:?} is not set")))
+            }
             image => Ok(image),
         }
     }
 
     async fn image_fs_info(&self) -> CriResult<v1::ImageFsInfoResponse> {
-        rpc!(
-            self.image.image_fs_info,
-            "ImageFsInfo",
-            "",
-            Some(self.timeout),
-            v1::ImageFsInfoRequest {}
-        )
+        rpc!(self.image.image_fs_info, "ImageFsInfo", "", Some(self.timeout), v1::ImageFsInfoRequest {})
     }
 
-    async fn container_events(
-        &self,
-    ) -> CriResult<BoxStream<'static, CriResult<v1::ContainerEventResponse>>> {
+    async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<v1::ContainerEventResponse>>> {
         const CALL: &str = "GetContainerEvents";
         enum State {
             Asking,
-            Open(Streaming<v1::ContainerEventResponse>),
+            Open(Box<Streaming<v1::ContainerEventResponse>>),
             Over,
         }
         let client = self.clone();
@@ -262,7 +163,7 @@ impl RuntimeReader for CriClient {
                             .clone()
                             .get_container_events(request)
                             .await
-                            .map(|answer| answer.into_inner())
+                            .map(|answer| Box::new(answer.into_inner()))
                     }
                 };
                 let event = match opened {
