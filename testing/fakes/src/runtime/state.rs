@@ -197,7 +197,7 @@ impl State {
     pub(crate) fn sandbox(&self, id: &str) -> Done<&Sandbox> {
         self.sandboxes
             .get(id)
-            .ok_or_else(|| Refusal(NOT_FOUND, format!("an error occurred when try to find sandbox {id:?}: not found")))
+            .ok_or_else(|| Refusal(NOT_FOUND, "an error occurred when try to find sandbox: not found".into()))
     }
 
     /// The sandbox's own process ends; containers that do not share its namespaces for processes live on.
