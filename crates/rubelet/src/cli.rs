@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 use crate::table::{ColorChoice, Style};
-
-/// The Kubernetes version whose kubelet this program stands in for.
-pub(crate) const KUBERNETES_VERSION: &str = "v1.36.1";
+use crate::version;
 
 /// Exit code of a command line that cannot be understood.
 pub(crate) const USAGE: i32 = 2;
@@ -54,7 +52,8 @@ pub(crate) fn start(argv: &[String]) -> Start {
         Ok(Command::Pods(args)) => crate::pods::run(&args),
         Ok(Command::Explain(args)) => crate::explain::run(&args),
         Ok(Command::Version) => {
-            print(&format!("rubelet {} (Kubernetes {KUBERNETES_VERSION})\n", env!("CARGO_PKG_VERSION")));
+            let (own, kubernetes) = (version::RUBELET, version::KUBERNETES);
+            print(&format!("rubelet {own} (Kubernetes {kubernetes}, commit {})\n", version::COMMIT));
             0
         }
         Ok(Command::Help(text)) => {

@@ -61,7 +61,6 @@ fn pick<'a>(pods: &'a [PodReport], namespace: Option<&str>, name: &str) -> Resul
         Some(_) => return Err(format!("{name:?} names another namespace than --namespace")),
         None => (namespace, name),
     };
-    let name = name.strip_prefix("pod/").unwrap_or(name);
     let here: Vec<&PodReport> = pods.iter().filter(|p| namespace.is_none_or(|n| p.namespace == n)).collect();
     let rules: [fn(&PodReport, &str) -> bool; 4] = [
         |pod, name| pod.name == name,
@@ -98,7 +97,7 @@ fn unknown(pods: &[PodReport], namespace: Option<&str>, name: &str) -> String {
             let inside = !name.is_empty() && p.name.contains(name);
             (if inside { 1.0 } else { strsim::jaro_winkler(&p.name, name) }, p)
         })
-        .filter(|(score, _)| *score > 0.75)
+        .filter(|(score, _)| *score > 0.85)
         .collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
     let near: Vec<String> = near.iter().take(5).map(|(_, p)| format!("  {}", full_name(p))).collect();

@@ -107,6 +107,8 @@ pub(crate) struct PlaceState {
     /// Could files be made in it, or, when it is missing, in the nearest directory above it? Not tried for every role.
     pub(crate) writable: Seen<()>,
     pub(crate) filesystem: Seen<FilesystemFigures>,
+    /// The filesystem's device number.
+    pub(crate) device: Option<u64>,
 }
 
 /// The runtime, as it answers on its socket.

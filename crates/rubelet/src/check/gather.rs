@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use jiff::Timestamp;
 use serve::client::ClientError;
 
 use super::facts::{Cgroups, Clock, HostFacts, Listener, Place, PlaceState, Resolver, Role, Seen};
+use crate::node::{self, CGROUPS, PROC, SYS};
+
 use super::judge::{host::SYSCTLS, ports::wanted_ports};
 
 /// How long one look may take.
@@ -58,7 +61,7 @@ fn io_text<T>(what: &str, path: &Path, result: io::Result<T>) -> Seen<T> {
 
 /// The cgroup filesystem at its usual place.
 pub(super) fn cgroups() -> Seen<Cgroups> {
-    let layout = full(CgroupLayout::detect(Path::new("/sys/fs/cgroup"), Path::new("/proc")))?;
+    let layout = full(CgroupLayout::detect(Path::new(CGROUPS), Path::new(PROC)))?;
     let v2 = layout.version == CgroupVersion::V2;
     let controllers = if v2 { layout.offered } else { layout.mounts.into_keys().collect() };
     Ok(Cgroups { v2, controllers })
@@ -71,7 +74,7 @@ pub(super) fn host(
     cgroups: Seen<Cgroups>,
     image_place: Option<PathBuf>,
 ) -> HostFacts {
-    let proc = || PathBuf::from("/proc");
+    let proc = || PathBuf::from(PROC);
     let mut places = vec![(Role::Root, flags.root_dir().to_owned()), (Role::Logs, PathBuf::from(&config.pod_logs_dir))];
     if !config.static_pod_path.is_empty() {
         places.push((Role::Manifests, PathBuf::from(&config.static_pod_path)));
@@ -92,7 +95,7 @@ pub(super) fn host(
         Err(other) => Err(crate::table::chain(&other)),
     });
     let ports: Vec<u16> = wanted_ports(config).iter().map(|w| w.address.port()).collect();
-    let listeners = look(DEADLINE, move || listeners(Path::new("/proc"), &ports));
+    let listeners = look(DEADLINE, move || listeners(Path::new(PROC), &ports));
     let memory = look(DEADLINE, move || full(host::proc::memory(&proc())));
     let resolv_conf = PathBuf::from(&config.resolv_conf);
     let resolver = look(DEADLINE, move || {
@@ -105,20 +108,16 @@ pub(super) fn host(
     });
     let clock = look(DEADLINE, || Ok(clock()));
 
-    let node_name = match flags.hostname_override() {
-        Some(name) => Ok(name.trim().to_lowercase()),
-        None => full(host::proc::hostname()),
-    };
     let now_clock = || Clock { now: Timestamp::now(), hardware: None, keeper: None };
     HostFacts {
         euid: rustix::process::geteuid().as_raw(),
         init: fs::read_to_string("/proc/1/comm").map(|s| s.trim().to_owned()).map_err(|e| e.to_string()),
-        node_name,
+        node_name: node::name(flags).map_err(|e| e.to_string()),
         cgroups,
         memory: memory.end(),
         swap: full(host::proc::swap_devices(&proc())),
         sysctls: SYSCTLS.iter().map(|&name| (name, host::proc::read_sysctl(&proc(), name).ok())).collect(),
-        cpus: full(host::proc::cpu_count(Path::new("/sys"))),
+        cpus: full(host::proc::cpu_count(Path::new(SYS))),
         pids: full(host::proc::max_pids(&proc()).and_then(|max| Ok((max, host::proc::used_pids(&proc())?)))),
         listeners: listeners.end(),
         oom_score: oom_score(&proc(), config.oom_score_adj),
@@ -159,7 +158,8 @@ fn place(role: Role, path: &Path) -> Seen<PlaceState> {
         Role::Manifests => io_text("list", there, fs::read_dir(there)).map(drop),
         Role::Images => Ok(()),
     };
-    Ok(PlaceState { directory, writable, filesystem: full(host::fsx::filesystem(there)) })
+    let device = fs::metadata(there).ok().map(|meta| meta.dev());
+    Ok(PlaceState { directory, writable, filesystem: full(host::fsx::filesystem(there)), device })
 }
 
 /// Makes a file and removes it: rights, read-only mounts and quotas all show.
@@ -174,7 +174,7 @@ fn clock() -> Clock {
     Clock {
         now: Timestamp::now(),
         hardware: hardware.and_then(|t| t.trim().parse().ok()),
-        keeper: keeper(Path::new("/proc")),
+        keeper: keeper(Path::new(PROC)),
     }
 }
 
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_look_that_hangs_ends() {
-        let hung = look(Duration::from_millis(1), || loop_forever());
+        let hung = look(Duration::from_millis(1), loop_forever);
         assert_eq!(hung.end(), Err("no answer within 0 s".to_owned()));
         assert_eq!(look(DEADLINE, || Ok(7)).end(), Ok(7));
     }

@@ -61,7 +61,10 @@ ERROR  runtime socket  x: not there
                        systemctl start containerd
 ";
         assert_eq!(findings(&all, Style::default()), wanted);
-        assert_eq!(summary(&all, Style::default()), "this host is not fit to be a node yet: 1 error, 1 warning, 1 ok\n");
+        assert_eq!(
+            summary(&all, Style::default()),
+            "this host is not fit to be a node yet: 1 error, 1 warning, 1 ok\n"
+        );
         assert_eq!(summary(&all[..2], Style::default()), "this host can be a node: 0 errors, 1 warning, 1 ok\n");
         assert_eq!(summary(&all[..1], Style::default()), "this host is fit to be a node: 0 errors, 0 warnings, 1 ok\n");
         let coloured = findings(&all, Style { color: true, width: None });

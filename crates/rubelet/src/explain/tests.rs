@@ -302,7 +302,6 @@ fn which_pod_is_meant() {
         (None, "etcd", "2ce0916f"),
         (None, "3fcf1f62", "3fcf1f62"),
         (None, "3fcf", "3fcf1f62"),
-        (None, "pod/etcd-node-a", "2ce0916f"),
         (None, "web-node-a2", "3fcf1f62"),
     ] {
         let found = pick(&pods, namespace, name).map(|p| p.uid.as_str());
