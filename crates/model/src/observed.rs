@@ -144,9 +144,8 @@ impl ObservedPod {
 
     /// Puts sandboxes and containers into the documented order.
     pub fn sort(&mut self) {
-        self.sandboxes.sort_by(|a, b| {
-            (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id))
-        });
+        self.sandboxes
+            .sort_by(|a, b| (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id)));
         self.containers.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
     }
 }

@@ -223,14 +223,16 @@ impl DesiredPod {
 
     /// `spec.initContainers`, sidecars among them.
     pub fn init_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
-        self.0.spec.init_containers.as_deref().unwrap_or_default().iter().enumerate().map(|(index, spec)| ContainerEntry {
-            kind: if spec.restart_policy.as_deref() == Some("Always") {
-                ContainerKind::Sidecar
-            } else {
-                ContainerKind::Init
-            },
-            index,
-            spec,
+        self.0.spec.init_containers.as_deref().unwrap_or_default().iter().enumerate().map(|(index, spec)| {
+            ContainerEntry {
+                kind: if spec.restart_policy.as_deref() == Some("Always") {
+                    ContainerKind::Sidecar
+                } else {
+                    ContainerKind::Init
+                },
+                index,
+                spec,
+            }
         })
     }
 

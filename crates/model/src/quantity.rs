@@ -36,9 +36,7 @@ impl Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not a number followed by a suffix.
-    #[error(
-        "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-    )]
+    #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Format,
     /// The number is malformed, or has more digits than this type holds (38).
     #[error("unable to parse numeric part of quantity")]
@@ -121,10 +119,7 @@ fn split(text: &str) -> Result<Parts<'_>, QuantityError> {
         Some(b'+') => (false, &text[1..]),
         Some(_) => (false, text),
     };
-    let has_digit = rest
-        .strip_prefix('.')
-        .unwrap_or(rest)
-        .starts_with(|c: char| c.is_ascii_digit());
+    let has_digit = rest.strip_prefix('.').unwrap_or(rest).starts_with(|c: char| c.is_ascii_digit());
     let rest = rest.trim_start_matches('0');
     let digits = |s: &str| s.bytes().take_while(u8::is_ascii_digit).count();
     let (num, rest) = rest.split_at(digits(rest));
@@ -138,31 +133,14 @@ fn split(text: &str) -> Result<Parts<'_>, QuantityError> {
     if !tail.bytes().all(|b| b.is_ascii_digit()) {
         return Err(QuantityError::Format);
     }
-    Ok(Parts {
-        negative,
-        has_digit,
-        num: if num.is_empty() { "0" } else { num },
-        denom,
-        suffix,
-    })
+    Ok(Parts { negative, has_digit, num: if num.is_empty() { "0" } else { num }, denom, suffix })
 }
 
 fn interpret(suffix: &str) -> Result<(u32, i32, Format), QuantityError> {
     if let Some((_, base, exponent)) = SUFFIXES.iter().find(|(s, ..)| *s == suffix) {
-        return Ok((
-            *base,
-            *exponent,
-            if *base == 2 {
-                Format::BinarySI
-            } else {
-                Format::DecimalSI
-            },
-        ));
+        return Ok((*base, *exponent, if *base == 2 { Format::BinarySI } else { Format::DecimalSI }));
     }
-    let exponent = suffix
-        .strip_prefix(['e', 'E'])
-        .and_then(|e| e.parse::<i64>().ok())
-        .ok_or(QuantityError::Suffix)?;
+    let exponent = suffix.strip_prefix(['e', 'E']).and_then(|e| e.parse::<i64>().ok()).ok_or(QuantityError::Suffix)?;
     // The exponent is a 32-bit number; more wraps around.
     Ok((10, exponent as i32, Format::DecimalExponent))
 }
@@ -193,12 +171,7 @@ fn compare(a: i128, ae: i64, b: i128, be: i64) -> Ordering {
     if a.signum() != b.signum() || a == 0 {
         return a.signum().cmp(&b.signum());
     }
-    let raised = |m: i128, by: i64| {
-        u32::try_from(by)
-            .ok()
-            .and_then(pow10)
-            .and_then(|p| m.checked_mul(p))
-    };
+    let raised = |m: i128, by: i64| u32::try_from(by).ok().and_then(pow10).and_then(|p| m.checked_mul(p));
     // What overflows is larger in magnitude than anything that does not.
     if ae >= be {
         raised(a, ae - be).map_or(a.signum().cmp(&0), |a| a.cmp(&b))
@@ -244,19 +217,8 @@ impl Quantity {
         let (base, exponent, mut format) = interpret(parts.suffix)?;
         let sign = if parts.negative { -1 } else { 1 };
         if let Some((value, scale, canonical)) = short_form(&parts, exponent, format) {
-            let text = if canonical {
-                text.to_string()
-            } else {
-                String::new()
-            };
-            return Ok(Self {
-                amount: Amount::Int {
-                    value: sign * value,
-                    scale,
-                },
-                text,
-                format,
-            });
+            let text = if canonical { text.to_string() } else { String::new() };
+            return Ok(Self { amount: Amount::Int { value: sign * value, scale }, text, format });
         }
         let (mut unscaled, mut scale) = long_mantissa(&parts)?;
         if base == 10 {
@@ -278,14 +240,7 @@ impl Quantity {
                 format = Format::DecimalSI;
             }
         }
-        Ok(Self {
-            amount: Amount::Dec {
-                unscaled: i128::from(sign) * unscaled,
-                scale,
-            },
-            text: String::new(),
-            format,
-        })
+        Ok(Self { amount: Amount::Dec { unscaled: i128::from(sign) * unscaled, scale }, text: String::new(), format })
     }
 
     /// Reads a quantity of the API.
@@ -298,23 +253,12 @@ impl Quantity {
 
     /// `value` units.
     pub fn from_value(value: i64, format: Format) -> Self {
-        Self {
-            amount: Amount::Int { value, scale: 0 },
-            text: String::new(),
-            format,
-        }
+        Self { amount: Amount::Int { value, scale: 0 }, text: String::new(), format }
     }
 
     /// `value` thousandths.
     pub fn from_milli(value: i64, format: Format) -> Self {
-        Self {
-            amount: Amount::Int {
-                value,
-                scale: MILLI,
-            },
-            text: String::new(),
-            format,
-        }
+        Self { amount: Amount::Int { value, scale: MILLI }, text: String::new(), format }
     }
 
     /// The number as it is held.
@@ -374,17 +318,11 @@ impl Quantity {
             Amount::Int { value, scale: own } => {
                 let by = i64::from(own) - i64::from(scale);
                 // The steps that Go multiplies by at once keep the low bits.
-                let wrapped = if matches!(by, 1 | 2 | 3 | 6 | 9) {
-                    value.wrapping_mul(10i64.pow(by as u32))
-                } else {
-                    0
-                };
+                let wrapped =
+                    if matches!(by, 1 | 2 | 3 | 6 | 9) { value.wrapping_mul(10i64.pow(by as u32)) } else { 0 };
                 raise(value, by).unwrap_or(wrapped)
             }
-            Amount::Dec {
-                unscaled,
-                scale: own,
-            } => {
+            Amount::Dec { unscaled, scale: own } => {
                 let shift = i64::from(own) + i64::from(scale);
                 if shift <= 0 {
                     return (unscaled as i64).wrapping_mul(raise(1, -shift).unwrap_or(i64::MIN));
@@ -411,15 +349,9 @@ impl Quantity {
                 let value = rescale(i128::from(value), -own, -scale).map_or(value, |v| v as i64);
                 self.amount = Amount::Int { value, scale };
             }
-            Amount::Dec {
-                unscaled,
-                scale: own,
-            } => {
+            Amount::Dec { unscaled, scale: own } => {
                 if let Some(unscaled) = rescale(unscaled, own, -scale) {
-                    self.amount = Amount::Dec {
-                        unscaled,
-                        scale: -scale,
-                    };
+                    self.amount = Amount::Dec { unscaled, scale: -scale };
                 }
             }
         }
@@ -433,16 +365,7 @@ impl Quantity {
         if self.is_zero() {
             self.format = other.format;
         }
-        if let (
-            Amount::Int {
-                value: a,
-                scale: ae,
-            },
-            Amount::Int {
-                value: b,
-                scale: be,
-            },
-        ) = (self.amount, other.amount)
+        if let (Amount::Int { value: a, scale: ae }, Amount::Int { value: b, scale: be }) = (self.amount, other.amount)
             && let Some(sum) = add_short((a, ae), (b, be))
         {
             self.amount = sum;
@@ -462,14 +385,8 @@ impl Quantity {
     pub fn neg(&mut self) {
         self.text.clear();
         self.amount = match self.amount {
-            Amount::Int { value, scale } => Amount::Int {
-                value: value.wrapping_neg(),
-                scale,
-            },
-            Amount::Dec { unscaled, scale } => Amount::Dec {
-                unscaled: unscaled.wrapping_neg(),
-                scale,
-            },
+            Amount::Int { value, scale } => Amount::Int { value: value.wrapping_neg(), scale },
+            Amount::Dec { unscaled, scale } => Amount::Dec { unscaled: unscaled.wrapping_neg(), scale },
         };
     }
 
@@ -479,15 +396,11 @@ impl Quantity {
         self.amount = match self.amount {
             Amount::Int { value, scale } => match value.checked_mul(factor) {
                 Some(value) => Amount::Int { value, scale },
-                None => Amount::Dec {
-                    unscaled: i128::from(value) * i128::from(factor),
-                    scale: -scale,
-                },
+                None => Amount::Dec { unscaled: i128::from(value) * i128::from(factor), scale: -scale },
             },
-            Amount::Dec { unscaled, scale } => Amount::Dec {
-                unscaled: unscaled.saturating_mul(i128::from(factor)),
-                scale,
-            },
+            Amount::Dec { unscaled, scale } => {
+                Amount::Dec { unscaled: unscaled.saturating_mul(i128::from(factor)), scale }
+            }
         };
     }
 }
@@ -502,11 +415,7 @@ fn short_form(parts: &Parts<'_>, exponent: i32, format: Format) -> Option<(i64, 
             return None;
         }
         let value: i64 = parts.num.parse().ok()?;
-        return Some((
-            value.checked_mul(1i64.checked_shl(exponent.unsigned_abs())?)?,
-            0,
-            value & 7 != 0,
-        ));
+        return Some((value.checked_mul(1i64.checked_shl(exponent.unsigned_abs())?)?, 0, value & 7 != 0));
     }
     let scale = i64::from(exponent) - parts.denom.len() as i64;
     if digits > INT_DIGITS || scale < i64::from(NANO) {
@@ -524,21 +433,11 @@ fn long_mantissa(parts: &Parts<'_>) -> Result<(i128, i32), QuantityError> {
         return Err(QuantityError::Numeric);
     }
     let (denom, sticky) = match parts.denom.split_at_checked(KEPT) {
-        Some((kept, rest)) => (
-            kept,
-            if rest.bytes().any(|b| b != b'0') {
-                "1"
-            } else {
-                ""
-            },
-        ),
+        Some((kept, rest)) => (kept, if rest.bytes().any(|b| b != b'0') { "1" } else { "" }),
         None => (parts.denom, ""),
     };
     let digits = [parts.num, denom, sticky].concat();
-    Ok((
-        digits.parse().map_err(|_| QuantityError::Numeric)?,
-        (denom.len() + sticky.len()) as i32,
-    ))
+    Ok((digits.parse().map_err(|_| QuantityError::Numeric)?, (denom.len() + sticky.len()) as i32))
 }
 
 fn add_short((a, ae): (i64, i32), (b, be): (i64, i32)) -> Option<Amount> {
@@ -558,13 +457,8 @@ fn add_long(a: Amount, b: Amount) -> Amount {
     };
     let ((a, a_scale), (b, b_scale)) = (dec(a), dec(b));
     let scale = a_scale.max(b_scale);
-    let at = |m: i128, from: i32| {
-        rescale(m, from, scale).unwrap_or(if m < 0 { i128::MIN } else { i128::MAX })
-    };
-    Amount::Dec {
-        unscaled: at(a, a_scale).saturating_add(at(b, b_scale)),
-        scale,
-    }
+    let at = |m: i128, from: i32| rescale(m, from, scale).unwrap_or(if m < 0 { i128::MIN } else { i128::MAX });
+    Amount::Dec { unscaled: at(a, a_scale).saturating_add(at(b, b_scale)), scale }
 }
 
 impl PartialEq for Quantity {
@@ -600,10 +494,7 @@ impl fmt::Display for Quantity {
         }
         let suffix = |base: u32, exponent: i64| {
             // An exponent beyond the last suffix is written without one, as Go does.
-            SUFFIXES
-                .iter()
-                .find(|(_, b, e)| *b == base && i64::from(*e) == exponent)
-                .map_or("", |(s, ..)| s)
+            SUFFIXES.iter().find(|(_, b, e)| *b == base && i64::from(*e) == exponent).map_or("", |(s, ..)| s)
         };
         let whole = compare(mantissa.saturating_abs(), exponent, 1024, 0).is_ge();
         if self.format == Format::BinarySI
@@ -611,15 +502,7 @@ impl fmt::Display for Quantity {
             && let Some(units) = whole_units(mantissa, exponent)
         {
             let (number, times) = strip_factors(units, 1024);
-            return write!(
-                f,
-                "{number}{}",
-                if times == 0 {
-                    ""
-                } else {
-                    suffix(2, times * 10)
-                }
-            );
+            return write!(f, "{number}{}", if times == 0 { "" } else { suffix(2, times * 10) });
         }
         let (number, times) = strip_factors(mantissa, 10);
         let exponent = exponent + times;
@@ -628,11 +511,7 @@ impl fmt::Display for Quantity {
         let number = format!("{number}{}", &"00"[..zeros as usize]);
 
         if self.format == Format::DecimalExponent {
-            return if exponent == 0 {
-                write!(f, "{number}")
-            } else {
-                write!(f, "{number}e{exponent}")
-            };
+            return if exponent == 0 { write!(f, "{number}") } else { write!(f, "{number}e{exponent}") };
         }
         write!(f, "{number}{}", suffix(10, exponent))
     }

@@ -249,29 +249,17 @@ fn arithmetic_as_the_api_machinery_does() {
 
 #[test]
 fn more_digits_than_fit_are_an_error() {
-    assert_eq!(
-        Quantity::parse(&"9".repeat(60)).unwrap_err(),
-        QuantityError::Numeric
-    );
-    assert_eq!(
-        Quantity::parse(&"9".repeat(100_000)).unwrap_err(),
-        QuantityError::Numeric
-    );
-    assert_eq!(
-        q(&format!("0.{}", "1".repeat(100_000))).to_string(),
-        "111111112n"
-    );
+    assert_eq!(Quantity::parse(&"9".repeat(60)).unwrap_err(), QuantityError::Numeric);
+    assert_eq!(Quantity::parse(&"9".repeat(100_000)).unwrap_err(), QuantityError::Numeric);
+    assert_eq!(q(&format!("0.{}", "1".repeat(100_000))).to_string(), "111111112n");
     assert_eq!(q(&format!("{}1", "0".repeat(100_000))).value(), 1);
 }
 
 #[test]
 fn rounds_up_to_thousandths() {
-    for (text, want, exact) in [
-        ("0.0005", "1m", false),
-        ("1500u", "2m", false),
-        ("1", "1", true),
-        ("1.5Gi", "1536Mi", true),
-    ] {
+    for (text, want, exact) in
+        [("0.0005", "1m", false), ("1500u", "2m", false), ("1", "1", true), ("1.5Gi", "1536Mi", true)]
+    {
         let mut got = q(text);
         assert_eq!(got.round_up(MILLI), exact, "{text}");
         assert_eq!(got.to_string(), want, "{text}");
@@ -291,10 +279,7 @@ fn multiplies() {
 #[test]
 fn lists() {
     let list = |pairs: &[(&str, &str)]| -> BTreeMap<String, api::Quantity> {
-        pairs
-            .iter()
-            .map(|(k, v)| ((*k).to_string(), api::Quantity((*v).to_string())))
-            .collect()
+        pairs.iter().map(|(k, v)| ((*k).to_string(), api::Quantity((*v).to_string()))).collect()
     };
     let l = list(&[("cpu", "0.1001"), ("memory", "1.5Ki"), ("x", "junk")]);
     assert_eq!(cpu_milli(&l), Some(101));
@@ -304,16 +289,12 @@ fn lists() {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    (
-        any::<bool>(),
-        0u64..100_000_000,
-        proptest::option::of(0u32..1_000_000),
-        0..SUFFIXES.len(),
-    )
-        .prop_map(|(neg, n, d, s)| {
+    (any::<bool>(), 0u64..100_000_000, proptest::option::of(0u32..1_000_000), 0..SUFFIXES.len()).prop_map(
+        |(neg, n, d, s)| {
             let d = d.map(|d| format!(".{d}")).unwrap_or_default();
             format!("{}{n}{d}{}", if neg { "-" } else { "" }, SUFFIXES[s].0)
-        })
+        },
+    )
 }
 
 proptest! {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use decide::config::NodeFacts;
+use decide::gc::ContainerGcPolicy;
 use decide::restart::RestartGates;
 use model::cgroup::CgroupName;
 
@@ -22,6 +23,8 @@ pub struct Settings {
     pub max_restart_period: Duration,
     /// Gates of container restart rules.
     pub restart_gates: RestartGates,
+    /// Which dead containers are kept.
+    pub container_gc: ContainerGcPolicy,
     /// `clusterDNS`.
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`.

@@ -174,6 +174,8 @@ pub(crate) struct Worker {
     pub(crate) hooked: Mutex<HashSet<String>>,
     /// Why the pod ends, once it does.
     pub(crate) ending: Option<EndReason>,
+    /// When dead containers were last collected.
+    pub(crate) collected: Instant,
     /// Metrics: the first round has been counted.
     pub(crate) started: bool,
 }
@@ -200,6 +202,7 @@ pub fn spawn(
         ending_since: None,
         hooked: Mutex::default(),
         ending: None,
+        collected: Instant::now(),
         started: false,
         entry: entry.clone(),
     };

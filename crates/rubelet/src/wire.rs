@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
+use decide::gc::ContainerGcPolicy;
 use decide::resources;
 use decide::restart::RestartGates;
 use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
@@ -128,6 +129,11 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         restart_gates: RestartGates {
             container_restart_rules: gates.enabled(Gate::ContainerRestartRules),
             restart_all_containers: gates.enabled(Gate::RestartAllContainersOnContainerExits),
+        },
+        container_gc: ContainerGcPolicy {
+            max_per_name: i64::from(flags.maximum_dead_containers_per_container()),
+            max_total: -1,
+            min_age: flags.minimum_container_ttl(),
         },
         cluster_dns: config.cluster_dns.clone(),
         cluster_domain: config.cluster_domain.clone(),

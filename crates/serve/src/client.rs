@@ -73,9 +73,7 @@ pub enum ClientError {
         source: http::Error,
     },
     /// The answer is not what was asked for.
-    #[error(
-        "the answer to {path} was not understood: is the running rubelet of another version than this command?"
-    )]
+    #[error("the answer to {path} was not understood: is the running rubelet of another version than this command?")]
     Undecodable {
         /// The path.
         path: String,
@@ -92,83 +90,49 @@ pub async fn get_json<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<
     let (status, body) = match tokio::time::timeout(TOTAL, get(socket, path)).await {
         Ok(answer) => answer?,
         Err(_) => {
-            return Err(ClientError::Hung {
-                socket: socket.to_owned(),
-                after: TOTAL,
-            });
+            return Err(ClientError::Hung { socket: socket.to_owned(), after: TOTAL });
         }
     };
     if status != StatusCode::OK {
         let message = match serde_json::from_slice(&body) {
             Ok(ErrorBody { error }) => error,
-            Err(_) => format!(
-                "rubelet answered {status}: {}",
-                String::from_utf8_lossy(&body).trim_end()
-            ),
+            Err(_) => format!("rubelet answered {status}: {}", String::from_utf8_lossy(&body).trim_end()),
         };
         return Err(ClientError::Refused { status, message });
     }
-    serde_json::from_slice(&body).map_err(|source| ClientError::Undecodable {
-        path: path.to_owned(),
-        source,
-    })
+    serde_json::from_slice(&body).map_err(|source| ClientError::Undecodable { path: path.to_owned(), source })
 }
 
 async fn get(socket: &Path, path: &str) -> Result<(StatusCode, bytes::Bytes), ClientError> {
     let request = Request::get(path)
         .header(HOST, "localhost")
         .body(Empty::<bytes::Bytes>::new())
-        .map_err(|source| ClientError::BadPath {
-            path: path.to_owned(),
-            source,
-        })?;
+        .map_err(|source| ClientError::BadPath { path: path.to_owned(), source })?;
 
     let owned = || socket.to_owned();
     let stream = match tokio::time::timeout(CONNECT, UnixStream::connect(socket)).await {
         Err(_) => {
-            return Err(ClientError::Hung {
-                socket: owned(),
-                after: CONNECT,
-            });
+            return Err(ClientError::Hung { socket: owned(), after: CONNECT });
         }
         Ok(Err(source)) if source.kind() == io::ErrorKind::PermissionDenied => {
-            return Err(ClientError::Forbidden {
-                socket: owned(),
-                source,
-            });
+            return Err(ClientError::Forbidden { socket: owned(), source });
         }
         // Its queue is full: it accepts nothing any more.
         Ok(Err(source)) if source.kind() == io::ErrorKind::WouldBlock => {
-            return Err(ClientError::Hung {
-                socket: owned(),
-                after: Duration::ZERO,
-            });
+            return Err(ClientError::Hung { socket: owned(), after: Duration::ZERO });
         }
         Ok(Err(source)) => {
-            return Err(ClientError::NotRunning {
-                socket: owned(),
-                source,
-            });
+            return Err(ClientError::NotRunning { socket: owned(), source });
         }
         Ok(Ok(stream)) => stream,
     };
-    let broken = |source| ClientError::Broken {
-        socket: owned(),
-        source,
-    };
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|cause| broken(cause.into()))?;
+    let broken = |source| ClientError::Broken { socket: owned(), source };
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|cause| broken(cause.into()))?;
     let exchange = async {
-        let answer = sender
-            .send_request(request)
-            .await
-            .map_err(|cause| broken(cause.into()))?;
+        let answer = sender.send_request(request).await.map_err(|cause| broken(cause.into()))?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER)
-            .collect()
-            .await
-            .map_err(broken)?;
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(broken)?;
         Ok((status, body.to_bytes()))
     };
     tokio::pin!(exchange);

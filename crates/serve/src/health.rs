@@ -49,12 +49,7 @@ struct Inner {
 impl Health {
     /// The checks on this node; `log` is what [`klog::init`] gave, `None` passes that check.
     pub fn new(view: Arc<dyn NodeView>, metrics: Arc<Metrics>, log: Option<klog::Handle>) -> Self {
-        Self(Arc::new(Inner {
-            view,
-            metrics,
-            log,
-            limiter: LogLimiter::new(LOG_INTERVAL),
-        }))
+        Self(Arc::new(Inner { view, metrics, log, limiter: LogLimiter::new(LOG_INTERVAL) }))
     }
 
     fn check(&self, name: &str) -> Result<(), String> {
@@ -79,23 +74,14 @@ impl Health {
         }
         Some(match self.check(name) {
             Ok(()) => text("ok"),
-            Err(reason) => error(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                &format!("internal server error: {reason}"),
-            ),
+            Err(reason) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("internal server error: {reason}")),
         })
     }
 
     fn answer_all(&self, query: &str, checks: Checks) -> Reply {
-        let parameters = || {
-            query
-                .split('&')
-                .map(|item| item.split_once('=').unwrap_or((item, "")))
-        };
-        let mut excluded: Vec<&str> = parameters()
-            .filter(|(key, _)| *key == "exclude")
-            .map(|(_, value)| value)
-            .collect();
+        let parameters = || query.split('&').map(|item| item.split_once('=').unwrap_or((item, "")));
+        let mut excluded: Vec<&str> =
+            parameters().filter(|(key, _)| *key == "exclude").map(|(_, value)| value).collect();
         excluded.sort_unstable();
         excluded.dedup();
 
@@ -120,10 +106,7 @@ impl Health {
         }
         if !excluded.is_empty() {
             let unknown: Vec<String> = excluded.iter().map(|name| format!("{name:?}")).collect();
-            lines += &format!(
-                "warn: some health checks cannot be excluded: no matches for {}\n",
-                unknown.join(",")
-            );
+            lines += &format!("warn: some health checks cannot be excluded: no matches for {}\n", unknown.join(","));
         }
         if !failed.is_empty() {
             for (check, reason) in &failed {
@@ -131,10 +114,7 @@ impl Health {
                     tracing::warn!(check, reason, suppressed, "Health check failed");
                 }
             }
-            return error(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                &format!("{lines}healthz check failed"),
-            );
+            return error(StatusCode::INTERNAL_SERVER_ERROR, &format!("{lines}healthz check failed"));
         }
         nosniff(match parameters().any(|(key, _)| key == "verbose") {
             true => text(format!("{lines}healthz check passed\n")),

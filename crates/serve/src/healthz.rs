@@ -13,10 +13,6 @@ pub(crate) struct Healthz {
 
 impl Handler for Healthz {
     fn handle(&self, _: &Method, uri: &Uri, _: &http::HeaderMap) -> Answer {
-        Answer::Now(
-            self.health
-                .answer(uri, self.checks)
-                .unwrap_or_else(not_found),
-        )
+        Answer::Now(self.health.answer(uri, self.checks).unwrap_or_else(not_found))
     }
 }

@@ -62,10 +62,7 @@ fn answer(view: &dyn NodeView, path: &str) -> Reply {
         ["v1", "pods", namespace, name] => one_pod(&view.pod_reports(), Some(namespace), name),
         ["v1", "node"] => json(StatusCode::OK, &view.node_report()),
         ["v1", "configz"] => json(StatusCode::OK, &view.configz()),
-        _ => failure(
-            StatusCode::NOT_FOUND,
-            format!("{path} is not served by this version of rubelet"),
-        ),
+        _ => failure(StatusCode::NOT_FOUND, format!("{path} is not served by this version of rubelet")),
     }
 }
 
@@ -73,20 +70,13 @@ fn one_pod(pods: &[PodReport], namespace: Option<&str>, name: &str) -> Reply {
     match find(pods, namespace, name).as_slice() {
         [pod] => json(StatusCode::OK, pod),
         [] => {
-            let place = namespace.map_or("on this node".to_owned(), |namespace| {
-                format!("in namespace {namespace}")
-            });
+            let place = namespace.map_or("on this node".to_owned(), |namespace| format!("in namespace {namespace}"));
             failure(StatusCode::NOT_FOUND, format!("no pod {name:?} {place}"))
         }
         several => {
-            let names: Vec<String> = several
-                .iter()
-                .map(|pod| format!("{}/{} ({})", pod.namespace, pod.name, pod.uid))
-                .collect();
-            failure(
-                StatusCode::CONFLICT,
-                format!("{name:?} fits several pods: {}", names.join(", ")),
-            )
+            let names: Vec<String> =
+                several.iter().map(|pod| format!("{}/{} ({})", pod.namespace, pod.name, pod.uid)).collect();
+            failure(StatusCode::CONFLICT, format!("{name:?} fits several pods: {}", names.join(", ")))
         }
     }
 }
@@ -94,23 +84,16 @@ fn one_pod(pods: &[PodReport], namespace: Option<&str>, name: &str) -> Reply {
 /// The pods meant by a name: those called so exactly, else the one with this UID, else those whose name begins so. Two pods of
 /// one name are there while the old one terminates.
 fn find<'a>(pods: &'a [PodReport], namespace: Option<&str>, name: &str) -> Vec<&'a PodReport> {
-    let rules: [fn(&PodReport, &str) -> bool; 3] = [
-        |pod, name| pod.name == name,
-        |pod, name| pod.uid == name,
-        |pod, name| pod.name.starts_with(name),
-    ];
+    let rules: [fn(&PodReport, &str) -> bool; 3] =
+        [|pod, name| pod.name == name, |pod, name| pod.uid == name, |pod, name| pod.name.starts_with(name)];
     if name.is_empty() {
         return Vec::new();
     }
     rules
         .iter()
         .map(|fits| {
-            let here =
-                |pod: &&PodReport| namespace.is_none_or(|namespace| pod.namespace == namespace);
-            pods.iter()
-                .filter(here)
-                .filter(|pod| fits(pod, name))
-                .collect::<Vec<_>>()
+            let here = |pod: &&PodReport| namespace.is_none_or(|namespace| pod.namespace == namespace);
+            pods.iter().filter(here).filter(|pod| fits(pod, name)).collect::<Vec<_>>()
         })
         .find(|found| !found.is_empty())
         .unwrap_or_default()
@@ -144,10 +127,7 @@ mod tests {
             (None, "nothing", vec![]),
             (None, "", vec![]),
         ] {
-            let found: Vec<&str> = find(&pods, namespace, name)
-                .iter()
-                .map(|pod| pod.uid.as_str())
-                .collect();
+            let found: Vec<&str> = find(&pods, namespace, name).iter().map(|pod| pod.uid.as_str()).collect();
             assert_eq!(found, uids, "{namespace:?} {name}");
         }
     }

@@ -21,22 +21,12 @@ use telemetry::metrics::{HttpRequest, Metrics};
 
 use crate::NodeView;
 use crate::health::{Checks, Health};
-use crate::reply::{
-    Answer, Reply, allow_get, error, json, not_found, redirect, reply, service_error,
-};
+use crate::reply::{Answer, Reply, allow_get, error, json, not_found, redirect, reply, service_error};
 use crate::server::Handler;
 
 /// Subtrees of the authenticated port; this port knows them only to refuse them.
-const DISABLED: [&str; 8] = [
-    "/run/",
-    "/exec/",
-    "/attach/",
-    "/portForward/",
-    "/containerLogs/",
-    "/runningpods/",
-    "/debug/pprof/",
-    "/logs/",
-];
+const DISABLED: [&str; 8] =
+    ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
 
 /// First parts of a path that have a label of their own in the HTTP metrics.
 const PATH_LABELS: [&str; 15] = [
@@ -56,9 +46,7 @@ const PATH_LABELS: [&str; 15] = [
     "pprof",
     "logs",
 ];
-const METHOD_LABELS: [&str; 8] = [
-    "OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT",
-];
+const METHOD_LABELS: [&str; 8] = ["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];
 
 pub(crate) struct ReadOnly {
     pub(crate) view: Arc<dyn NodeView>,
@@ -75,43 +63,31 @@ impl Handler for ReadOnly {
         match path {
             "/metrics" => self.text_page(Metrics::encode),
             "/metrics/slis" => self.text_page(Metrics::encode_slis),
-            "/pods" | "/pods/" if *method != Method::GET => Answer::Now(allow_get(service_error(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "405: Method Not Allowed",
-            ))),
+            "/pods" | "/pods/" if *method != Method::GET => {
+                Answer::Now(allow_get(service_error(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")))
+            }
             "/pods" | "/pods/" if !accepts_json(headers) => Answer::Now(service_error(
                 StatusCode::NOT_ACCEPTABLE,
                 "406: Not Acceptable\n\nAvailable representations: application/json",
             )),
             "/pods" | "/pods/" => {
                 let view = self.view.clone();
-                Answer::Later(Box::new(move || {
-                    json(StatusCode::OK, &PodList::new(&view.pods()))
-                }))
+                Answer::Later(Box::new(move || json(StatusCode::OK, &PodList::new(&view.pods()))))
             }
             _ => Answer::Now(unknown(method, path)),
         }
     }
 
     fn observe(&self, method: &Method, uri: &Uri) -> Option<HttpRequest> {
-        let method = METHOD_LABELS
-            .iter()
-            .find(|label| **label == method.as_str())
-            .unwrap_or(&"other");
+        let method = METHOD_LABELS.iter().find(|label| **label == method.as_str()).unwrap_or(&"other");
         let root = root(uri.path());
-        let path = PATH_LABELS
-            .iter()
-            .find(|label| **label == root)
-            .unwrap_or(&"other");
+        let path = PATH_LABELS.iter().find(|label| **label == root).unwrap_or(&"other");
         Some(self.metrics.http_request(method, path, "readonly", false))
     }
 }
 
 impl ReadOnly {
-    fn text_page(
-        &self,
-        encode: fn(&Metrics) -> Result<String, telemetry::metrics::MetricsError>,
-    ) -> Answer {
+    fn text_page(&self, encode: fn(&Metrics) -> Result<String, telemetry::metrics::MetricsError>) -> Answer {
         let metrics = self.metrics.clone();
         Answer::Later(Box::new(move || match encode(&metrics) {
             Ok(page) => reply(StatusCode::OK, Metrics::CONTENT_TYPE, page),
@@ -133,10 +109,7 @@ fn root(path: &str) -> &str {
 fn unknown(method: &Method, path: &str) -> Reply {
     for subtree in DISABLED {
         if path.starts_with(subtree) {
-            return error(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "Debug endpoints are disabled.",
-            );
+            return error(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.");
         }
         if subtree.strip_suffix('/') == Some(path) {
             return redirect(method, subtree);
@@ -185,12 +158,7 @@ struct Item<'a> {
 impl<'a> PodList<'a> {
     fn new(pods: &'a [Pod]) -> Self {
         let items = (!pods.is_empty()).then_some(Items(pods));
-        Self {
-            kind: "PodList",
-            api_version: "v1",
-            metadata: Empty {},
-            items,
-        }
+        Self { kind: "PodList", api_version: "v1", metadata: Empty {}, items }
     }
 }
 
@@ -248,13 +216,7 @@ mod tests {
             serde_json::to_string(&PodList::new(&[])).unwrap(),
             r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#
         );
-        let pod = Pod {
-            metadata: ObjectMeta {
-                name: Some("web".into()),
-                ..ObjectMeta::default()
-            },
-            ..Pod::default()
-        };
+        let pod = Pod { metadata: ObjectMeta { name: Some("web".into()), ..ObjectMeta::default() }, ..Pod::default() };
         assert_eq!(
             serde_json::to_string(&PodList::new(&[pod])).unwrap(),
             concat!(

@@ -4,9 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{
-    ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, X_CONTENT_TYPE_OPTIONS,
-};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, X_CONTENT_TYPE_OPTIONS};
 use http::{Method, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 use serde::Serialize;
@@ -44,10 +42,7 @@ impl Body for ReplyBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         Poll::Ready(self.get_mut().data.take().map(|data| Ok(Frame::data(data))))
     }
 
@@ -61,15 +56,8 @@ impl Body for ReplyBody {
 }
 
 /// An answer with a body.
-pub(crate) fn reply(
-    status: StatusCode,
-    content_type: &'static str,
-    body: impl Into<Bytes>,
-) -> Reply {
-    let mut reply = Response::new(ReplyBody {
-        data: Some(body.into()).filter(|data| !data.is_empty()),
-        permit: None,
-    });
+pub(crate) fn reply(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(ReplyBody { data: Some(body.into()).filter(|data| !data.is_empty()), permit: None });
     *reply.status_mut() = status;
     with(reply, CONTENT_TYPE, HeaderValue::from_static(content_type))
 }
@@ -86,11 +74,7 @@ pub(crate) fn text(body: impl Into<Bytes>) -> Reply {
 
 /// Marks an answer as not to be guessed at by browsers.
 pub(crate) fn nosniff(reply: Reply) -> Reply {
-    with(
-        reply,
-        X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    )
+    with(reply, X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
 }
 
 /// An error as net/http's `Error` writes it: the message and a line end.
@@ -109,11 +93,7 @@ pub(crate) fn redirect(method: &Method, to: &'static str) -> Reply {
         Method::GET => format!("<a href=\"{to}\">Temporary Redirect</a>.\n\n"),
         _ => String::new(),
     };
-    let reply = reply(
-        StatusCode::TEMPORARY_REDIRECT,
-        "text/html; charset=utf-8",
-        body,
-    );
+    let reply = reply(StatusCode::TEMPORARY_REDIRECT, "text/html; charset=utf-8", body);
     with(reply, LOCATION, HeaderValue::from_static(to))
 }
 
@@ -131,9 +111,6 @@ pub(crate) fn allow_get(reply: Reply) -> Reply {
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Reply {
     match serde_json::to_vec(value) {
         Ok(body) => reply(status, JSON, body),
-        Err(cause) => error(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            &format!("encoding the answer: {cause}"),
-        ),
+        Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("encoding the answer: {cause}")),
     }
 }

@@ -96,10 +96,7 @@ pub struct Server {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server")
-            .field("name", &self.name)
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
+        f.debug_struct("Server").field("name", &self.name).field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 
@@ -119,11 +116,7 @@ impl Server {
         Self {
             name: "read-only server",
             settings: "address and readOnlyPort",
-            handler: Arc::new(ReadOnly {
-                view,
-                metrics,
-                health,
-            }),
+            handler: Arc::new(ReadOnly { view, metrics, health }),
             limits: Limits::default(),
         }
     }
@@ -151,10 +144,7 @@ impl Server {
     /// The port is taken, the address is not this host's, or it is not allowed.
     pub async fn bind_tcp(self, address: SocketAddr) -> Result<Bound, BindError> {
         match TcpListener::bind(address).await {
-            Ok(listener) => Ok(Bound {
-                listener: Listener::Tcp(listener),
-                server: self,
-            }),
+            Ok(listener) => Ok(Bound { listener: Listener::Tcp(listener), server: self }),
             Err(source) => {
                 let settings = self.settings;
                 let port = address.port();
@@ -164,10 +154,7 @@ impl Server {
                          (ss -ltnp 'sport = :{port}' names it) or change {settings}"
                     ),
                     io::ErrorKind::AddrNotAvailable => {
-                        format!(
-                            "no interface of this host has the address {}: change {settings}",
-                            address.ip()
-                        )
+                        format!("no interface of this host has the address {}: change {settings}", address.ip())
                     }
                     io::ErrorKind::PermissionDenied => format!("run as root or change {settings}"),
                     _ => format!("check {settings}"),
@@ -184,24 +171,13 @@ impl Server {
     /// Another process listens there, something else than a socket is in its place, or the directory cannot be made.
     pub async fn bind_unix(self, path: &Path) -> Result<Bound, BindError> {
         match listen_unix(path).await {
-            Ok((listener, file)) => Ok(Bound {
-                listener: Listener::Unix {
-                    listener,
-                    _file: file,
-                },
-                server: self,
-            }),
+            Ok((listener, file)) => Ok(Bound { listener: Listener::Unix { listener, _file: file }, server: self }),
             Err((advice, source)) => Err(self.failed(path.display().to_string(), advice, source)),
         }
     }
 
     fn failed(&self, address: String, advice: String, source: io::Error) -> BindError {
-        BindError {
-            address,
-            server: self.name,
-            advice,
-            source,
-        }
+        BindError { address, server: self.name, advice, source }
     }
 }
 
@@ -223,19 +199,12 @@ impl Drop for SocketFile {
 async fn listen_unix(path: &Path) -> Result<(UnixListener, SocketFile), (String, io::Error)> {
     let check = |source| ("check --root-dir and its file system".to_owned(), source);
     if let Some(directory) = path.parent() {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(check)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(check)?;
         std::fs::set_permissions(directory, PermissionsExt::from_mode(0o700)).map_err(check)?;
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err((
-                "it is no socket: remove it".to_owned(),
-                io::ErrorKind::AlreadyExists.into(),
-            ));
+            return Err(("it is no socket: remove it".to_owned(), io::ErrorKind::AlreadyExists.into()));
         }
         // Only a socket nobody listens on is stale; taking a live one would leave its owner unreachable.
         Ok(_) => match tokio::net::UnixStream::connect(path).await {
@@ -251,31 +220,21 @@ async fn listen_unix(path: &Path) -> Result<(UnixListener, SocketFile), (String,
         Err(source) => return Err(check(source)),
     }
     let listener = UnixListener::bind(path).map_err(|source| match source.kind() {
-        io::ErrorKind::InvalidInput => (
-            "a socket's path may have 107 bytes: choose a shorter --root-dir".to_owned(),
-            source,
-        ),
+        io::ErrorKind::InvalidInput => {
+            ("a socket's path may have 107 bytes: choose a shorter --root-dir".to_owned(), source)
+        }
         _ => check(source),
     })?;
     // Until here the directory's mode keeps others out.
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(check)?;
     let inode = std::fs::symlink_metadata(path).map_err(check)?.ino();
-    Ok((
-        listener,
-        SocketFile {
-            path: path.to_owned(),
-            inode,
-        },
-    ))
+    Ok((listener, SocketFile { path: path.to_owned(), inode }))
 }
 
 #[derive(Debug)]
 enum Listener {
     Tcp(TcpListener),
-    Unix {
-        listener: UnixListener,
-        _file: SocketFile,
-    },
+    Unix { listener: UnixListener, _file: SocketFile },
 }
 
 /// A server with its socket open; clients may already connect but wait until it runs.
@@ -297,16 +256,7 @@ impl Bound {
     /// Answers until `stop` is cancelled, then closes the socket and tells every connection to end after its running request.
     /// Dropping the future cuts all connections off.
     pub async fn run(self, stop: CancellationToken) -> Draining {
-        let Self {
-            listener,
-            server:
-                Server {
-                    name,
-                    handler,
-                    limits,
-                    ..
-                },
-        } = self;
+        let Self { listener, server: Server { name, handler, limits, .. } } = self;
         let service = Arc::new(Service {
             handler,
             limits,
@@ -379,12 +329,7 @@ impl Draining {
             return 0;
         }
         let left = self.connections.len();
-        tracing::info!(
-            v = 2,
-            server = self.name,
-            connections = left,
-            "Cut off connections at the end of the drain"
-        );
+        tracing::info!(v = 2, server = self.name, connections = left, "Cut off connections at the end of the drain");
         self.connections.shutdown().await;
         left
     }
@@ -429,15 +374,9 @@ impl Service {
             Answer::Now(reply) => return reply,
             Answer::Later(work) => work,
         };
-        let wait = tokio::time::timeout(
-            self.limits.answer_wait,
-            self.large_answers.clone().acquire_owned(),
-        );
+        let wait = tokio::time::timeout(self.limits.answer_wait, self.large_answers.clone().acquire_owned());
         let Ok(Ok(permit)) = wait.await else {
-            return error(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many answers are being taken at once; try again",
-            );
+            return error(StatusCode::SERVICE_UNAVAILABLE, "too many answers are being taken at once; try again");
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(mut reply) => {

@@ -17,32 +17,19 @@ pub(crate) struct StallGuard<T> {
 
 impl<T> StallGuard<T> {
     pub(crate) fn new(stream: T, limit: Duration) -> Self {
-        Self {
-            stream,
-            limit,
-            timer: None,
-        }
+        Self { stream, limit, timer: None }
     }
 
     /// Passes progress on; without any, runs the timer.
-    fn watch<R>(
-        &mut self,
-        context: &mut Context<'_>,
-        progress: Poll<io::Result<R>>,
-    ) -> Poll<io::Result<R>> {
+    fn watch<R>(&mut self, context: &mut Context<'_>, progress: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if progress.is_ready() {
             self.timer = None;
             return progress;
         }
         let limit = self.limit;
-        let timer = self
-            .timer
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
         ready!(timer.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client takes no data",
-        )))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes no data")))
     }
 }
 
@@ -57,11 +44,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for StallGuard<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for StallGuard<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let progress = Pin::new(&mut self.stream).poll_write(context, data);
         self.watch(context, progress)
     }

@@ -31,10 +31,7 @@ struct Window {
 impl LogLimiter {
     /// One line per key in each `interval`.
     pub fn new(interval: Duration) -> Self {
-        Self {
-            interval,
-            keys: Mutex::new(HashMap::new()),
-        }
+        Self { interval, keys: Mutex::new(HashMap::new()) }
     }
 
     /// `Some(n)` when the line may be written, n being the number of lines with this key held back since the last one;
@@ -53,23 +50,14 @@ impl LogLimiter {
             keys.retain(|_, window| now.saturating_duration_since(window.opened) < self.interval);
         }
         if keys.len() < MAX_KEYS {
-            keys.insert(
-                key.to_owned(),
-                Window {
-                    opened: now,
-                    suppressed: 0,
-                },
-            );
+            keys.insert(key.to_owned(), Window { opened: now, suppressed: 0 });
         }
         Some(0)
     }
 
     /// Forgets a key, so that its next line is written at once: for a fault that healed.
     pub fn forget(&self, key: &str) {
-        self.keys
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(key);
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 }
 

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use decide::config::downward;
+use decide::gc::{self, Removal};
 use decide::plan::{PlanInput, ProbeVerdicts};
 use decide::resources;
 use jiff::Timestamp;
@@ -34,6 +35,8 @@ const NETWORK_RETRY: Duration = Duration::from_secs(1);
 const ERROR_RETRY: Duration = Duration::from_secs(10);
 /// Spread of every wait: the factor is between 1 and this much more.
 const SPREAD: f64 = 0.5;
+/// How often a pod's dead containers are collected.
+const COLLECT: Duration = Duration::from_secs(60);
 /// More rounds than any pod needs; one that goes on is stopped here and starts over with the next wake-up.
 const ROUNDS_MAX: usize = 4096;
 
@@ -68,9 +71,10 @@ impl Worker {
             let plan = self.plan(pod, &observed);
             self.note_waits(&plan);
             if plan.is_empty() && self.is_prepared(pod) {
+                self.collect(&observed).await;
                 return self.rest(pod, &observed, &plan);
             }
-            if let Err(next) = self.prepare(pod, &observed, &plan).await {
+            if let Err(next) = self.prepare(pod, &plan).await {
                 return next;
             }
             if plan.is_empty() {
@@ -128,6 +132,45 @@ impl Worker {
         self.prepared.as_ref().is_some_and(|(form, _)| form.same_intent(pod))
     }
 
+    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`]. What they ended with was read by the observation
+    /// that names them, so nothing is lost; what cannot be removed is tried again later.
+    async fn collect(&mut self, observed: &ObservedPod) {
+        if self.collected.elapsed() < COLLECT {
+            return;
+        }
+        self.collected = Instant::now();
+        let pods = BTreeMap::from([(self.entry.uid.clone(), observed.clone())]);
+        let removals = gc::container_gc(&gc::ContainerGc {
+            pods: &pods,
+            gone: &|_| false,
+            held: &|_| false,
+            sources_ready: true,
+            policy: self.deps.settings.container_gc,
+            now: self.deps.clock.now(),
+        });
+        for removal in removals {
+            let removed = match removal {
+                Removal::Container { id, name, stop_first, .. } => {
+                    let log = observed.containers.iter().find(|c| c.id == id).map_or("", |c| c.log_path.as_str());
+                    let stopped = if stop_first {
+                        let grace = Duration::from_secs(decide::terminate::MINIMUM_STOP.unsigned_abs());
+                        self.deps.mutator.stop_container(&id, grace).await.map_err(|e| e.to_string())
+                    } else {
+                        Ok(())
+                    };
+                    match stopped {
+                        Ok(()) => self.remove_container(&id, &name, log).await,
+                        failed => failed,
+                    }
+                }
+                Removal::Sandbox { id, .. } => self.remove_sandbox(&id).await,
+            };
+            if let Err(reason) = removed {
+                self.note_failure("collect", &reason);
+            }
+        }
+    }
+
     /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.
     fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
         let settings = &self.deps.settings;
@@ -162,8 +205,9 @@ impl Worker {
     }
 
     /// Cgroup, directories and volumes. On failure the next moment to try.
-    async fn prepare(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Result<(), Next> {
-        let needs_network = !pod.host_network() && !(plan.is_empty() && observed.sandboxes.iter().any(|s| s.ready));
+    async fn prepare(&mut self, pod: &DesiredPod, plan: &Plan) -> Result<(), Next> {
+        // Only a new sandbox needs the network; what stands in one goes on without.
+        let needs_network = !pod.host_network() && matches!(plan.sandbox, SandboxStep::Create { .. });
         let network = self.deps.health.borrow().network_error();
         if needs_network && let Some(why) = network {
             let text = format!("network is not ready: {why}");

@@ -245,11 +245,15 @@ impl Worker {
             self.remove_container(&c.id, &c.name, &c.log_path).await?;
         }
         for s in &observed.sandboxes {
-            // Stopping once more frees what an unfinished stop may have left (network, mounts).
-            self.deps.mutator.stop_pod_sandbox(&s.id).await.map_err(|e| e.to_string())?;
-            self.deps.mutator.remove_pod_sandbox(&s.id).await.map_err(|e| e.to_string())?;
+            self.remove_sandbox(&s.id).await?;
         }
         Ok(())
+    }
+
+    /// Removes one sandbox. Stopping it once more frees what an unfinished stop may have left (network, mounts).
+    pub(crate) async fn remove_sandbox(&self, id: &str) -> Result<(), String> {
+        self.deps.mutator.stop_pod_sandbox(id).await.map_err(|e| e.to_string())?;
+        self.deps.mutator.remove_pod_sandbox(id).await.map_err(|e| e.to_string())
     }
 
     /// Removes one dead container, its log files and the link to them.

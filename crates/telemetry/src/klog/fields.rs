@@ -32,9 +32,7 @@ impl Fields {
     fn set(&mut self, field: &Field, value: Value) {
         let name = field.name();
         match (name, value) {
-            ("message", Value::Text(text) | Value::Json(text) | Value::Number(text)) => {
-                self.message = text
-            }
+            ("message", Value::Text(text) | Value::Json(text) | Value::Number(text)) => self.message = text,
             ("v", Value::Number(text)) => self.v = text.parse().ok(),
             (_, value) => self.add(name.strip_prefix("r#").unwrap_or(name), value),
         }
@@ -63,9 +61,7 @@ impl Visit for Fields {
         let text = format!("{value:?}");
         // `?list`, `?map` and `?"text"` print what is JSON already; all else is one text.
         let parsed = match text.as_bytes().first() {
-            Some(b'[' | b'{' | b'"') if field.name() != "message" => {
-                serde_json::from_str(&text).ok()
-            }
+            Some(b'[' | b'{' | b'"') if field.name() != "message" => serde_json::from_str(&text).ok(),
             _ => None,
         };
         let value = match parsed {
@@ -99,11 +95,7 @@ impl Visit for Fields {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.set(
             field,
-            if value.is_finite() {
-                Value::Number(value.to_string())
-            } else {
-                Value::Text(value.to_string())
-            },
+            if value.is_finite() { Value::Number(value.to_string()) } else { Value::Text(value.to_string()) },
         );
     }
 

@@ -52,16 +52,7 @@ const DEBUG_V: i32 = 4;
 const TRACE_V: i32 = 6;
 /// Verbosity of debug and trace events from libraries below [`LIBRARIES`].
 const LIBRARY_V: i32 = 10;
-const LIBRARIES: [&str; 8] = [
-    "h2",
-    "hyper",
-    "hyper_util",
-    "mio",
-    "tokio",
-    "tokio_util",
-    "tonic",
-    "tower",
-];
+const LIBRARIES: [&str; 8] = ["h2", "hyper", "hyper_util", "mio", "tokio", "tokio_util", "tonic", "tower"];
 
 /// `--logging-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,18 +115,12 @@ pub struct Clock {
 impl Clock {
     /// The host's clock and time zone.
     pub fn system() -> Self {
-        Self {
-            now: Arc::new(Timestamp::now),
-            zone: TimeZone::system(),
-        }
+        Self { now: Arc::new(Timestamp::now), zone: TimeZone::system() }
     }
 
     /// Another clock and zone, for tests and simulation.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static, zone: TimeZone) -> Self {
-        Self {
-            now: Arc::new(now),
-            zone,
-        }
+        Self { now: Arc::new(now), zone }
     }
 }
 
@@ -157,9 +142,7 @@ pub struct Handle(Arc<Shared>);
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle")
-            .field("verbosity", &self.verbosity())
-            .finish_non_exhaustive()
+        f.debug_struct("Handle").field("verbosity", &self.verbosity()).finish_non_exhaustive()
     }
 }
 
@@ -177,11 +160,7 @@ impl Handle {
 
     /// Other `--vmodule` patterns from now on.
     pub fn set_vmodule(&self, vmodule: Vec<VModule>) {
-        *self
-            .0
-            .vmodule
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = vmodule;
+        *self.0.vmodule.write().unwrap_or_else(PoisonError::into_inner) = vmodule;
         tracing::callsite::rebuild_interest_cache();
     }
 
@@ -189,11 +168,7 @@ impl Handle {
     pub fn blocked_for(&self) -> Duration {
         match self.0.write_began.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
-            began => self
-                .0
-                .epoch
-                .elapsed()
-                .saturating_sub(Duration::from_millis(began - 1)),
+            began => self.0.epoch.elapsed().saturating_sub(Duration::from_millis(began - 1)),
         }
     }
 }
@@ -207,10 +182,7 @@ impl Shared {
             return verbosity;
         }
         let file = metadata.file().unwrap_or_default();
-        vmodule
-            .iter()
-            .find_map(|pattern| pattern.level_for(file))
-            .map_or(verbosity, |level| verbosity.max(level))
+        vmodule.iter().find_map(|pattern| pattern.level_for(file)).map_or(verbosity, |level| verbosity.max(level))
     }
 
     fn write(&self, line: &str) {
@@ -231,11 +203,7 @@ fn needed(metadata: &Metadata<'_>) -> i32 {
         Level::TRACE => TRACE_V,
     };
     let library = metadata.target().split("::").next().unwrap_or_default();
-    if LIBRARIES.contains(&library) {
-        LIBRARY_V
-    } else {
-        own
-    }
+    if LIBRARIES.contains(&library) { LIBRARY_V } else { own }
 }
 
 /// Formats events and writes them. Made by [`layer`].
@@ -253,12 +221,7 @@ where
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        let vmodule = !self
-            .0
-            .vmodule
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty();
+        let vmodule = !self.0.vmodule.read().unwrap_or_else(PoisonError::into_inner).is_empty();
         Some(match self.0.verbosity.load(Ordering::Relaxed) {
             _ if vmodule => LevelFilter::TRACE,
             TRACE_V.. => LevelFilter::TRACE,
@@ -286,11 +249,7 @@ where
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let metadata = event.metadata();
         let mut fields = Fields::default();
-        for span in context
-            .event_scope(event)
-            .into_iter()
-            .flat_map(|scope| scope.from_root())
-        {
+        for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(SpanFields(held)) = span.extensions().get::<SpanFields>() {
                 for (name, value) in &held.pairs {
                     fields.add(name, value.clone());

@@ -25,14 +25,7 @@ impl Captured {
 
     /// The lines without their headers.
     fn bodies(&self) -> Vec<String> {
-        self.take()
-            .lines()
-            .map(|line| {
-                line.split_once("] ")
-                    .map_or(line, |(_, body)| body)
-                    .to_owned()
-            })
-            .collect()
+        self.take().lines().map(|line| line.split_once("] ").map_or(line, |(_, body)| body).to_owned()).collect()
     }
 }
 
@@ -44,25 +37,16 @@ fn fixed_clock() -> Clock {
 fn logging(options: Options, events: impl FnOnce(&Handle)) -> Captured {
     let captured = Captured::default();
     let (layer, handle) = layer(options, Box::new(captured.clone()), fixed_clock());
-    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-        events(&handle)
-    });
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || events(&handle));
     captured
 }
 
 fn at(verbosity: i32) -> Options {
-    Options {
-        verbosity,
-        ..Options::default()
-    }
+    Options { verbosity, ..Options::default() }
 }
 
 fn json() -> Options {
-    Options {
-        format: Format::Json,
-        verbosity: 5,
-        vmodule: Vec::new(),
-    }
+    Options { format: Format::Json, verbosity: 5, vmodule: Vec::new() }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,10 +60,7 @@ fn header_is_klogs() {
         line = line!() + 1;
         tracing::warn!("here");
     });
-    let expected = format!(
-        "W1129 20:16:53.123456 {:>7} tests.rs:{line}] \"here\"\n",
-        std::process::id()
-    );
+    let expected = format!("W1129 20:16:53.123456 {:>7} tests.rs:{line}] \"here\"\n", std::process::id());
     assert_eq!(captured.take(), expected);
 }
 
@@ -117,14 +98,8 @@ fn text_of_several_lines_is_indented() {
         tracing::info!(m = "a\nb\n", k = "v", "x");
     });
     let text = captured.take();
-    assert!(
-        text.contains("] \"Failed\" err=<\n\tline 1\n\tline 2\n > pod=\"ns/name\"\n"),
-        "{text}"
-    );
-    assert!(
-        text.ends_with("] \"x\" m=<\n\ta\n\tb\n > k=\"v\"\n"),
-        "{text}"
-    );
+    assert!(text.contains("] \"Failed\" err=<\n\tline 1\n\tline 2\n > pod=\"ns/name\"\n"), "{text}");
+    assert!(text.ends_with("] \"x\" m=<\n\ta\n\tb\n > k=\"v\"\n"), "{text}");
 }
 
 #[test]
@@ -133,32 +108,20 @@ fn an_error_shows_its_chain() {
     let captured = logging(at(0), |_| {
         tracing::error!(err = &error as &dyn std::error::Error, "Failed");
     });
-    assert_eq!(
-        captured.bodies(),
-        [r#""Failed" err="starting the container: no space left""#]
-    );
+    assert_eq!(captured.bodies(), [r#""Failed" err="starting the container: no space left""#]);
 }
 
 #[test]
 fn span_fields_come_first_and_the_inner_one_counts() {
     let captured = logging(at(0), |_| {
-        let outer = tracing::info_span!(
-            "worker",
-            pod = "ns/a",
-            k = "old",
-            late = tracing::field::Empty
-        )
-        .entered();
+        let outer = tracing::info_span!("worker", pod = "ns/a", k = "old", late = tracing::field::Empty).entered();
         outer.record("late", 7);
         tracing::info!(j = 1, k = "new", "changed");
         tracing::info!(j = 1, k = "old", "same");
     });
     assert_eq!(
         captured.bodies(),
-        [
-            r#""changed" pod="ns/a" late=7 j=1 k="new""#,
-            r#""same" pod="ns/a" k="old" late=7 j=1"#
-        ]
+        [r#""changed" pod="ns/a" late=7 j=1 k="new""#, r#""same" pod="ns/a" k="old" late=7 j=1"#]
     );
 }
 
@@ -175,26 +138,10 @@ fn one_of_each() {
 
 #[test]
 fn verbosity_chooses() {
-    let all = [
-        "error", "warn", "info", "info 2", "debug", "debug 5", "trace", "library",
-    ];
-    for (verbosity, shown) in [
-        (-1, 3),
-        (0, 3),
-        (1, 3),
-        (2, 4),
-        (3, 4),
-        (4, 5),
-        (5, 6),
-        (6, 7),
-        (9, 7),
-        (10, 8),
-    ] {
+    let all = ["error", "warn", "info", "info 2", "debug", "debug 5", "trace", "library"];
+    for (verbosity, shown) in [(-1, 3), (0, 3), (1, 3), (2, 4), (3, 4), (4, 5), (5, 6), (6, 7), (9, 7), (10, 8)] {
         let captured = logging(at(verbosity), |_| one_of_each());
-        let expected: Vec<String> = all[..shown]
-            .iter()
-            .map(|name| format!("{name:?}"))
-            .collect();
+        let expected: Vec<String> = all[..shown].iter().map(|name| format!("{name:?}")).collect();
         assert_eq!(captured.bodies(), expected, "-v={verbosity}");
     }
 }
@@ -215,10 +162,7 @@ fn verbosity_and_vmodule_change_while_running() {
         handle.set_vmodule(VModule::parse_list("other=9").unwrap());
         say("another file");
     });
-    assert_eq!(
-        captured.bodies(),
-        [r#""x" text="verbose""#, r#""x" text="this file""#]
-    );
+    assert_eq!(captured.bodies(), [r#""x" text="verbose""#, r#""x" text="this file""#]);
 }
 
 #[test]
@@ -227,13 +171,7 @@ fn json_is_component_bases() {
     let captured = logging(json(), |_| {
         line = line!() + 1;
         tracing::warn!("careful");
-        tracing::info!(
-            key = "value",
-            num = 3,
-            f = 1.5,
-            big = u64::MAX,
-            "msg \"q\" <&>\u{2028} \x01"
-        );
+        tracing::info!(key = "value", num = 3, f = 1.5, big = u64::MAX, "msg \"q\" <&>\u{2028} \x01");
         tracing::debug!(b = true, list = ?["a"], "deb");
         tracing::error!(err = "boom", pod = "ns/p", "failed");
     });
@@ -320,9 +258,7 @@ fn a_blocked_write_is_seen() {
     let (layer, handle) = layer(at(0), Box::new(Blocking { entered, go }), fixed_clock());
     assert_eq!(handle.blocked_for(), Duration::ZERO);
     let writer = std::thread::spawn(move || {
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-            tracing::info!("stuck")
-        });
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || tracing::info!("stuck"));
     });
     is_entered.recv().unwrap();
     while handle.blocked_for() == Duration::ZERO {

@@ -22,10 +22,7 @@ pub enum VModuleError {
 impl VModule {
     /// One pattern, as `logging.vmodule[].{filePattern,verbosity}` gives it.
     pub fn new(pattern: &str, level: i32) -> Self {
-        Self {
-            pattern: pattern.to_owned(),
-            level,
-        }
+        Self { pattern: pattern.to_owned(), level }
     }
 
     /// Reads a flag's value, `worker=4,pleg*=6`. Empty items and level 0 are passed over.
@@ -128,25 +125,14 @@ mod tests {
             ("*", "x.rs", true),
             ("", "x.rs", false),
         ] {
-            assert_eq!(
-                VModule::new(pattern, 3).level_for(file).is_some(),
-                hit,
-                "{pattern} {file}"
-            );
+            assert_eq!(VModule::new(pattern, 3).level_for(file).is_some(), hit, "{pattern} {file}");
         }
     }
 
     #[test]
     fn lists() {
         let list = VModule::parse_list("recordio=2,file=1,gfs*=3,,zero=0,").unwrap();
-        assert_eq!(
-            list,
-            [
-                VModule::new("recordio", 2),
-                VModule::new("file", 1),
-                VModule::new("gfs*", 3)
-            ]
-        );
+        assert_eq!(list, [VModule::new("recordio", 2), VModule::new("file", 1), VModule::new("gfs*", 3)]);
         for bad in ["a", "=1", "a=", "a=b", "a=1=2", "a=99999999999"] {
             assert_eq!(VModule::parse_list(bad), Err(VModuleError::Syntax), "{bad}");
         }

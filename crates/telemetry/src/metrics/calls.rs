@@ -64,10 +64,7 @@ pub fn image_size_bucket(bytes: u64) -> &'static str {
         (60 * GIB, "40GB-60GB"),
         (100 * GIB, "60GB-100GB"),
     ];
-    UP_TO
-        .iter()
-        .find(|(limit, _)| bytes <= *limit)
-        .map_or("GT100GB", |(_, label)| label)
+    UP_TO.iter().find(|(limit, _)| bytes <= *limit).map_or("GT100GB", |(_, label)| label)
 }
 
 /// The `reason` label of a refused admission: known reasons as they are, other `OutOf…` together, the rest `Other`.

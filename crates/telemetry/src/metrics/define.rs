@@ -1,77 +1,54 @@
 //! Name, type, labels, buckets and help text of every figure.
 
 use prometheus::{
-    Counter, CounterVec, DEFAULT_BUCKETS, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
-    Opts, Registry, exponential_buckets,
+    Counter, CounterVec, DEFAULT_BUCKETS, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, Opts, Registry,
+    exponential_buckets,
 };
 
 use super::process::ProcessCollector;
 use super::{Metrics, MetricsError};
 
 const POD_START_BUCKETS: &[f64] = &[
-    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
-    300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
+    600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
 const IMAGE_PULL_BUCKETS: &[f64] = &[
-    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0,
-    1200.0, 1800.0, 2700.0, 3600.0,
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0,
+    3600.0,
 ];
 
 /// Makes figures and registers them under the subsystem `kubelet_`.
 struct Definer<'a>(&'a Registry);
 
 impl Definer<'_> {
-    fn register<C: prometheus::core::Collector + Clone + 'static>(
-        &self,
-        metric: C,
-    ) -> prometheus::Result<C> {
+    fn register<C: prometheus::core::Collector + Clone + 'static>(&self, metric: C) -> prometheus::Result<C> {
         self.0.register(Box::new(metric.clone()))?;
         Ok(metric)
     }
 
     fn counter(&self, name: &str, help: &str) -> prometheus::Result<Counter> {
-        self.register(Counter::with_opts(
-            Opts::new(name, help).subsystem("kubelet"),
-        )?)
+        self.register(Counter::with_opts(Opts::new(name, help).subsystem("kubelet"))?)
     }
 
     fn counters(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<CounterVec> {
-        self.register(CounterVec::new(
-            Opts::new(name, help).subsystem("kubelet"),
-            labels,
-        )?)
+        self.register(CounterVec::new(Opts::new(name, help).subsystem("kubelet"), labels)?)
     }
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<Gauge> {
-        self.register(Gauge::with_opts(
-            Opts::new(name, help).subsystem("kubelet"),
-        )?)
+        self.register(Gauge::with_opts(Opts::new(name, help).subsystem("kubelet"))?)
     }
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
-        self.register(GaugeVec::new(
-            Opts::new(name, help).subsystem("kubelet"),
-            labels,
-        )?)
+        self.register(GaugeVec::new(Opts::new(name, help).subsystem("kubelet"), labels)?)
     }
 
     fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
-        let opts = HistogramOpts::new(name, help)
-            .subsystem("kubelet")
-            .buckets(buckets.to_vec());
+        let opts = HistogramOpts::new(name, help).subsystem("kubelet").buckets(buckets.to_vec());
         self.register(Histogram::with_opts(opts)?)
     }
 
-    fn histograms(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        buckets: &[f64],
-    ) -> prometheus::Result<HistogramVec> {
-        let opts = HistogramOpts::new(name, help)
-            .subsystem("kubelet")
-            .buckets(buckets.to_vec());
+    fn histograms(&self, name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> prometheus::Result<HistogramVec> {
+        let opts = HistogramOpts::new(name, help).subsystem("kubelet").buckets(buckets.to_vec());
         self.register(HistogramVec::new(opts, labels)?)
     }
 }

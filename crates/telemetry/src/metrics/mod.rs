@@ -11,9 +11,7 @@ mod process;
 
 use std::time::Duration;
 
-use prometheus::{
-    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramVec, Registry, TextEncoder,
-};
+use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramVec, Registry, TextEncoder};
 
 pub use calls::{admission_reason, image_size_bucket, operation_type};
 
@@ -236,25 +234,17 @@ impl Metrics {
     pub fn runtime_operation(&self, call: &str, took: Duration, failed: bool) {
         let operation = [operation_type(call)];
         self.runtime_operations.with_label_values(&operation).inc();
-        self.runtime_operations_duration
-            .with_label_values(&operation)
-            .observe(took.as_secs_f64());
+        self.runtime_operations_duration.with_label_values(&operation).observe(took.as_secs_f64());
         if failed {
-            self.runtime_operations_errors
-                .with_label_values(&operation)
-                .inc();
+            self.runtime_operations_errors.with_label_values(&operation).inc();
         }
     }
 
     /// One RunPodSandbox call by its runtime handler, besides [`Metrics::runtime_operation`].
     pub fn run_podsandbox(&self, runtime_handler: &str, took: Duration, failed: bool) {
-        self.run_podsandbox_duration
-            .with_label_values(&[runtime_handler])
-            .observe(took.as_secs_f64());
+        self.run_podsandbox_duration.with_label_values(&[runtime_handler]).observe(took.as_secs_f64());
         if failed {
-            self.run_podsandbox_errors
-                .with_label_values(&[runtime_handler])
-                .inc();
+            self.run_podsandbox_errors.with_label_values(&[runtime_handler]).inc();
         }
     }
 
@@ -267,29 +257,15 @@ impl Metrics {
             WorkerOperation::Kill => "kill",
             WorkerOperation::Terminated => "terminated",
         };
-        self.pod_worker_duration
-            .with_label_values(&[label])
-            .observe(took.as_secs_f64());
+        self.pod_worker_duration.with_label_values(&[label]).observe(took.as_secs_f64());
     }
 
     /// What the newest relist saw: pods with a running sandbox, and containers by state.
     pub fn running(&self, pods: usize, containers: ContainerCounts) {
         self.running_pods.set(pods as f64);
-        let ContainerCounts {
-            created,
-            running,
-            exited,
-            unknown,
-        } = containers;
-        for (state, count) in [
-            ("created", created),
-            ("running", running),
-            ("exited", exited),
-            ("unknown", unknown),
-        ] {
-            self.running_containers
-                .with_label_values(&[state])
-                .set(count as f64);
+        let ContainerCounts { created, running, exited, unknown } = containers;
+        for (state, count) in [("created", created), ("running", running), ("exited", exited), ("unknown", unknown)] {
+            self.running_containers.with_label_values(&[state]).set(count as f64);
         }
     }
 
@@ -312,85 +288,56 @@ impl Metrics {
             (&pods.orphan, "orphan", ""),
             (&pods.runtime_only, "runtime_only", "unknown"),
         ] {
-            for (lifecycle, count) in [
-                ("sync", counts.sync),
-                ("terminating", counts.terminating),
-                ("terminated", counts.terminated),
-            ] {
-                self.working_pods
-                    .with_label_values(&[lifecycle, config, is_static])
-                    .set(count as f64);
+            for (lifecycle, count) in
+                [("sync", counts.sync), ("terminating", counts.terminating), ("terminated", counts.terminated)]
+            {
+                self.working_pods.with_label_values(&[lifecycle, config, is_static]).set(count as f64);
             }
         }
     }
 
     /// A pod deleted and made again under the same UID.
     pub fn pod_restarted(&self, is_static: bool) {
-        self.restarted_pods
-            .with_label_values(&[static_label(is_static)])
-            .inc();
+        self.restarted_pods.with_label_values(&[static_label(is_static)]).inc();
     }
 
     /// A container's start was begun.
     pub fn container_started(&self, kind: ContainerType) {
-        self.started_containers
-            .with_label_values(&[kind.label()])
-            .inc();
+        self.started_containers.with_label_values(&[kind.label()]).inc();
     }
 
     /// A container's start failed; `code` is the waiting reason (`ErrImagePull`, `CreateContainerError`, …).
     pub fn container_start_failed(&self, kind: ContainerType, code: &str) {
-        self.started_containers_errors
-            .with_label_values(&[kind.label(), code])
-            .inc();
+        self.started_containers_errors.with_label_values(&[kind.label(), code]).inc();
     }
 
     /// A container was seen terminated for the first time; `reason` is its status' reason.
     pub fn container_terminated(&self, kind: ContainerType, exit_code: i32, reason: &str) {
-        self.terminated_containers
-            .with_label_values(&[kind.label(), &exit_code.to_string(), reason])
-            .inc();
+        self.terminated_containers.with_label_values(&[kind.label(), &exit_code.to_string(), reason]).inc();
     }
 
     /// A pod was refused at admission, with its status' reason.
     pub fn admission_rejected(&self, reason: &str) {
-        self.admission_rejections
-            .with_label_values(&[admission_reason(reason)])
-            .inc();
+        self.admission_rejections.with_label_values(&[admission_reason(reason)]).inc();
     }
 
     /// An image was pulled: its size in bytes (0: not known), and the time including the wait for a free puller.
     pub fn image_pulled(&self, size: u64, took: Duration) {
-        self.image_pull_duration
-            .with_label_values(&[image_size_bucket(size)])
-            .observe(took.as_secs_f64());
+        self.image_pull_duration.with_label_values(&[image_size_bucket(size)]).observe(took.as_secs_f64());
     }
 
     /// A container's image was asked for: its imagePullPolicy, whether it was present, and whether a pull was needed;
     /// `None` when the request failed before that was known.
-    pub fn ensure_image(
-        &self,
-        pull_policy: &str,
-        present: Option<bool>,
-        pull_required: Option<bool>,
-    ) {
-        let label = |value: Option<bool>| {
-            value.map_or("unknown", |value| if value { "true" } else { "false" })
-        };
+    pub fn ensure_image(&self, pull_policy: &str, present: Option<bool>, pull_required: Option<bool>) {
+        let label = |value: Option<bool>| value.map_or("unknown", |value| if value { "true" } else { "false" });
         self.ensure_image_requests
-            .with_label_values(&[
-                pull_policy.to_ascii_lowercase().as_str(),
-                label(present),
-                label(pull_required),
-            ])
+            .with_label_values(&[pull_policy.to_ascii_lowercase().as_str(), label(present), label(pull_required)])
             .inc();
     }
 
     /// One operation on a pod's cgroup: `create`, `update` or `destroy`.
     pub fn cgroup_operation(&self, operation: &'static str, took: Duration) {
-        self.cgroup_manager_duration
-            .with_label_values(&[operation])
-            .observe(took.as_secs_f64());
+        self.cgroup_manager_duration.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
     /// The node's name; once, at start.
@@ -429,9 +376,7 @@ impl Metrics {
 
     /// A feature gate: stage is `ALPHA`, `BETA`, `DEPRECATED` or, for GA, empty.
     pub fn set_feature(&self, name: &str, stage: &str, enabled: bool) {
-        self.feature_enabled
-            .with_label_values(&[name, stage])
-            .set(f64::from(u8::from(enabled)));
+        self.feature_enabled.with_label_values(&[name, stage]).set(f64::from(u8::from(enabled)));
     }
 
     /// Counts an HTTP request from now until the value it returns is dropped. `method` and `path` must already be taken
@@ -443,12 +388,7 @@ impl Metrics {
         server_type: &'static str,
         long_running: bool,
     ) -> HttpRequest {
-        let labels = [
-            method,
-            path,
-            server_type,
-            if long_running { "true" } else { "false" },
-        ];
+        let labels = [method, path, server_type, if long_running { "true" } else { "false" }];
         self.http_requests.with_label_values(&labels).inc();
         let inflight = self.http_inflight.with_label_values(&labels);
         inflight.inc();
@@ -461,13 +401,9 @@ impl Metrics {
 
     /// The result of one health check of `/healthz`.
     pub fn health_check(&self, name: &'static str, healthy: bool) {
-        self.healthcheck
-            .with_label_values(&[name, "healthz"])
-            .set(f64::from(u8::from(healthy)));
+        self.healthcheck.with_label_values(&[name, "healthz"]).set(f64::from(u8::from(healthy)));
         let status = if healthy { "success" } else { "error" };
-        self.healthchecks
-            .with_label_values(&[name, "healthz", status])
-            .inc();
+        self.healthchecks.with_label_values(&[name, "healthz", status]).inc();
     }
 }
 
@@ -497,12 +433,8 @@ fn static_label(is_static: bool) -> &'static str {
 }
 
 fn set_static(gauge: &GaugeVec, static_pods: usize, api_pods: usize) {
-    gauge
-        .with_label_values(&[static_label(true)])
-        .set(static_pods as f64);
-    gauge
-        .with_label_values(&[static_label(false)])
-        .set(api_pods as f64);
+    gauge.with_label_values(&[static_label(true)]).set(static_pods as f64);
+    gauge.with_label_values(&[static_label(false)]).set(api_pods as f64);
 }
 
 #[cfg(test)]

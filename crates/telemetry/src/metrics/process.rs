@@ -115,14 +115,7 @@ impl ProcessCollector {
     fn with(figures: &'static [Figure]) -> prometheus::Result<Self> {
         let descs = figures
             .iter()
-            .map(|figure| {
-                Desc::new(
-                    figure.name.into(),
-                    figure.help.into(),
-                    Vec::new(),
-                    Default::default(),
-                )
-            })
+            .map(|figure| Desc::new(figure.name.into(), figure.help.into(), Vec::new(), Default::default()))
             .collect::<prometheus::Result<_>>()?;
         Ok(Self { figures, descs })
     }

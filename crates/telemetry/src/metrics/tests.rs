@@ -14,22 +14,11 @@ fn filled() -> Metrics {
     metrics.runtime_operation("PullImage", second, true);
     metrics.run_podsandbox("", second, true);
     metrics.pod_worker(WorkerOperation::Create, second);
-    metrics.running(
-        1,
-        ContainerCounts {
-            running: 2,
-            exited: 1,
-            ..ContainerCounts::default()
-        },
-    );
+    metrics.running(1, ContainerCounts { running: 2, exited: 1, ..ContainerCounts::default() });
     metrics.desired_pods(3, 0);
     metrics.active_pods(3, 0);
     metrics.working_pods(&WorkingPods {
-        desired_static: StateCounts {
-            sync: 2,
-            terminating: 1,
-            terminated: 0,
-        },
+        desired_static: StateCounts { sync: 2, terminating: 1, terminated: 0 },
         ..WorkingPods::default()
     });
     metrics.pod_restarted(true);
@@ -54,11 +43,7 @@ fn shape(registry: &Registry) -> BTreeMap<String, (String, BTreeSet<String>)> {
         .iter()
         .map(|family| {
             let kind = format!("{:?}", family.get_field_type()).to_lowercase();
-            let labels = family.get_metric()[0]
-                .get_label()
-                .iter()
-                .map(|label| label.name().to_owned())
-                .collect();
+            let labels = family.get_metric()[0].get_label().iter().map(|label| label.name().to_owned()).collect();
             (family.name().to_owned(), (kind, labels))
         })
         .collect()
@@ -73,11 +58,8 @@ fn names_types_and_labels_are_gos() {
             let mut fields = line.split('\t');
             let mut next = || fields.next().unwrap().to_owned();
             let (name, kind, labels) = (next(), next(), next());
-            let labels: BTreeSet<String> = labels
-                .split(',')
-                .filter(|label| !label.is_empty())
-                .map(str::to_owned)
-                .collect();
+            let labels: BTreeSet<String> =
+                labels.split(',').filter(|label| !label.is_empty()).map(str::to_owned).collect();
             (name, (kind, labels))
         })
         .collect();
@@ -89,23 +71,11 @@ fn names_types_and_labels_are_gos() {
 fn sli_page() {
     let shape = shape(&filled().health);
     let names: Vec<&str> = shape.keys().map(String::as_str).collect();
-    assert_eq!(
-        names,
-        [
-            "kubernetes_healthcheck",
-            "kubernetes_healthchecks_total",
-            "process_start_time_seconds"
-        ]
-    );
+    assert_eq!(names, ["kubernetes_healthcheck", "kubernetes_healthchecks_total", "process_start_time_seconds"]);
     let text = filled().encode_slis().unwrap();
+    assert!(text.contains("kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"), "{text}");
     assert!(
-        text.contains("kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains(
-            "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1\n"
-        ),
+        text.contains("kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1\n"),
         "{text}"
     );
 }
@@ -139,32 +109,17 @@ fn page_shows_what_was_recorded() {
 fn buckets_are_gos() {
     let buckets = |name: &str| -> Vec<f64> {
         let families = filled().registry.gather();
-        let family = families
-            .iter()
-            .find(|family| family.name() == name)
-            .unwrap();
+        let family = families.iter().find(|family| family.name() == name).unwrap();
         let histogram = family.get_metric()[0].get_histogram();
-        histogram
-            .get_bucket()
-            .iter()
-            .map(prometheus::proto::Bucket::upper_bound)
-            .collect()
+        histogram.get_bucket().iter().map(prometheus::proto::Bucket::upper_bound).collect()
     };
-    assert_eq!(
-        buckets("kubelet_containers_per_pod_count"),
-        [1.0, 2.0, 4.0, 8.0, 16.0]
-    );
+    assert_eq!(buckets("kubelet_containers_per_pod_count"), [1.0, 2.0, 4.0, 8.0, 16.0]);
     assert_eq!(buckets("kubelet_pod_start_sli_duration_seconds").len(), 25);
     assert_eq!(buckets("kubelet_image_pull_duration_seconds").len(), 18);
-    assert_eq!(
-        buckets("kubelet_runtime_operations_duration_seconds").len(),
-        14
-    );
+    assert_eq!(buckets("kubelet_runtime_operations_duration_seconds").len(), 14);
     assert_eq!(
         buckets("kubelet_pleg_relist_duration_seconds"),
-        [
-            0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
-        ]
+        [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
     );
 }
 
@@ -173,32 +128,14 @@ fn buckets_are_gos() {
 fn process_figures() {
     let text = filled().encode().unwrap();
     let figure = |name: &str| -> f64 {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-            .unwrap()
-            .parse()
-            .unwrap()
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap().parse().unwrap()
     };
     let now = jiff::Timestamp::now().as_second() as f64;
     let started = figure("process_start_time_seconds");
-    assert!(
-        started <= now + 2.0 && started > now - 3600.0,
-        "{started} {now}"
-    );
+    assert!(started <= now + 2.0 && started > now - 3600.0, "{started} {now}");
     let resident = figure("process_resident_memory_bytes");
-    assert!(
-        resident > 100e3 && resident < figure("process_virtual_memory_bytes"),
-        "{resident}"
-    );
-    assert!(
-        figure("process_open_fds") >= 3.0 && figure("process_open_fds") < figure("process_max_fds")
-    );
-    let _ = (
-        figure("process_network_receive_bytes_total"),
-        figure("process_network_transmit_bytes_total"),
-    );
-    let _ = (
-        figure("process_virtual_memory_max_bytes"),
-        figure("process_cpu_seconds_total"),
-    );
+    assert!(resident > 100e3 && resident < figure("process_virtual_memory_bytes"), "{resident}");
+    assert!(figure("process_open_fds") >= 3.0 && figure("process_open_fds") < figure("process_max_fds"));
+    let _ = (figure("process_network_receive_bytes_total"), figure("process_network_transmit_bytes_total"));
+    let _ = (figure("process_virtual_memory_max_bytes"), figure("process_cpu_seconds_total"));
 }
