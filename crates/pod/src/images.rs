@@ -149,7 +149,7 @@ impl Images {
         self.metrics.ensure_image(policy, Some(present.is_some()), Some(decision == PullDecision::Pull));
         match (decision, present) {
             (PullDecision::UsePresent, Some(found)) => Ok(usable(found)),
-            (PullDecision::Never, _) => Err(problem("ErrImageNeverPull", image_name::never_pull_message(&image))),
+            (PullDecision::Never, _) => Err(problem("ErrImageNeverPull", image_name::never_pull_message(asked))),
             _ => self.pull(pod, spec, sandbox).await,
         }
     }
@@ -161,7 +161,7 @@ impl Images {
         sandbox: &v1::PodSandboxConfig,
     ) -> Result<UsableImage, ImageProblem> {
         let key = (pod.uid().clone(), spec.image.clone());
-        if let Some(waiting) = self.in_backoff(&key) {
+        if let Some(waiting) = self.in_backoff(&key, &spec.user_specified_image) {
             return Err(waiting);
         }
         let _slot = match &self.slots {
@@ -208,13 +208,13 @@ impl Images {
     }
 
     /// The problem of a pull that must wait, if it must.
-    fn in_backoff(&self, key: &(PodUid, String)) -> Option<ImageProblem> {
+    fn in_backoff(&self, key: &(PodUid, String), asked: &str) -> Option<ImageProblem> {
         let backoff = lock(&self.backoff);
         let wait = backoff.waits.waits(&key.0, &key.1, self.clock.now())?;
         let error = backoff.errors.get(key).map_or("", String::as_str);
         Some(ImageProblem {
             reason: "ImagePullBackOff",
-            message: image_name::back_off_message(&key.1, error),
+            message: image_name::back_off_message(asked, error),
             retry_at: Some(wait.until),
         })
     }

@@ -66,8 +66,14 @@ impl Prober {
         self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the probes of containers that run, and ends those of containers that do not.
-    pub fn follow(self: &Arc<Self>, pod: &DesiredPod, observed: &ObservedPod, entry: &Arc<PodEntry>) {
+    /// Starts the probes of containers that run, and ends those of containers that do not. `address` is where probes without a host go.
+    pub fn follow(
+        self: &Arc<Self>,
+        pod: &DesiredPod,
+        observed: &ObservedPod,
+        address: Option<String>,
+        entry: &Arc<PodEntry>,
+    ) {
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.state == ContainerState::Running);
         self.table().retain(|id, probed| {
             let keep = probed.uid != *pod.uid() || running(id);
@@ -87,9 +93,7 @@ impl Prober {
             if self.table().contains_key(&seen.id) {
                 continue;
             }
-            let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
-            let ip = if pod.host_network() { Some("127.0.0.1".to_owned()) } else { ip };
-            self.begin(pod, container.spec, &seen.id, seen.started_at, ip, entry);
+            self.begin(pod, container.spec, &seen.id, seen.started_at, address.clone(), entry);
         }
     }
 

@@ -152,6 +152,15 @@ pub(crate) enum Next {
     Ended,
 }
 
+/// A pull that waits for its back-off.
+#[derive(Clone, Debug)]
+pub(crate) struct FailedPull {
+    /// When it is worth another try.
+    pub(crate) retry_at: Timestamp,
+    /// How the last try ended.
+    pub(crate) error: String,
+}
+
 /// One pod's worker.
 pub(crate) struct Worker {
     pub(crate) deps: Arc<PodDeps>,
@@ -164,8 +173,8 @@ pub(crate) struct Worker {
     pub(crate) prepared: Option<(DesiredPod, MountedVolumes)>,
     /// Waiting reason and message of containers whose start failed, until one succeeds.
     pub(crate) problems: BTreeMap<String, (String, String)>,
-    /// When a problem is worth another try.
-    pub(crate) retry_at: BTreeMap<String, Timestamp>,
+    /// Containers whose image could not be pulled, until it can.
+    pub(crate) pulls: BTreeMap<String, FailedPull>,
     /// Grace in seconds as decided when the end began; only ever shortened.
     pub(crate) grace: Option<i64>,
     /// When its end began.
@@ -174,6 +183,8 @@ pub(crate) struct Worker {
     pub(crate) hooked: Mutex<HashSet<String>>,
     /// Why the pod ends, once it does.
     pub(crate) ending: Option<EndReason>,
+    /// After a failure, wake-ups wait for this moment.
+    pub(crate) quiet_until: Option<Instant>,
     /// When dead containers were last collected.
     pub(crate) collected: Instant,
     /// Metrics: the first round has been counted.
@@ -197,11 +208,12 @@ pub fn spawn(
         stop,
         prepared: None,
         problems: BTreeMap::new(),
-        retry_at: BTreeMap::new(),
+        pulls: BTreeMap::new(),
         grace: None,
         ending_since: None,
         hooked: Mutex::default(),
         ending: None,
+        quiet_until: None,
         collected: Instant::now(),
         started: false,
         entry: entry.clone(),
@@ -291,11 +303,12 @@ impl Worker {
 
     /// Waits for the moment, a wake-up or a new intent. None when the agent stops.
     async fn wait(&mut self, at: Instant) -> Option<()> {
+        let quiet = self.quiet_until.take().unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
             changed = self.intent.changed() => changed.ok(),
-            () = self.entry.woken() => Some(()),
+            () = async { self.entry.woken().await; tokio::time::sleep_until(quiet).await } => Some(()),
             () = tokio::time::sleep_until(at) => Some(()),
         }
     }

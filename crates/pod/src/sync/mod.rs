@@ -12,13 +12,13 @@ mod terminate;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use decide::config::downward;
+use decide::config::{downward, image_name};
 use decide::gc::{self, Removal};
 use decide::plan::{PlanInput, ProbeVerdicts};
 use decide::resources;
 use jiff::Timestamp;
 use model::observed::ObservedPod;
-use model::plan::{Plan, SandboxStep};
+use model::plan::{Plan, SandboxStep, Waiting};
 use model::pod::{ContainerKind, DesiredPod};
 use model::quantity::Quantity;
 use model::timeline::{StepKind, StepResult};
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::ports::{MountedVolumes, VolumePayloads};
-use crate::worker::{EndReason, Intent, Next, Worker};
+use crate::worker::{EndReason, Next, Worker};
 
 /// Wait before another try while the network is not ready.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
@@ -37,6 +37,8 @@ const ERROR_RETRY: Duration = Duration::from_secs(10);
 const SPREAD: f64 = 0.5;
 /// How often a pod's dead containers are collected.
 const COLLECT: Duration = Duration::from_secs(60);
+/// After a failed round, wake-ups count only when this much time has passed; new intents always do.
+const QUIET: Duration = Duration::from_secs(1);
 /// More rounds than any pod needs; one that goes on is stopped here and starts over with the next wake-up.
 const ROUNDS_MAX: usize = 4096;
 
@@ -57,7 +59,8 @@ impl Worker {
                 Ok(observed) => observed,
                 Err(e) => return self.failed("observe", &e.to_string()),
             };
-            self.deps.prober.follow(pod, &observed, &self.entry);
+            let address = self.probe_address(pod, &observed);
+            self.deps.prober.follow(pod, &observed, address, &self.entry);
             let phase = self.publish(pod, &observed);
             if let Some(at) = deadline(pod, &observed)
                 && self.deps.clock.now() >= at
@@ -86,7 +89,7 @@ impl Worker {
             if let Err(reason) = self.execute(pod, observed, &plan).await {
                 return self.failed("sync", &reason);
             }
-            if matches!(&*self.intent.borrow(), Intent::End(_)) || self.stop.is_cancelled() {
+            if self.is_outdated() || self.stop.is_cancelled() {
                 return Next::At(Instant::now());
             }
         }
@@ -117,15 +120,29 @@ impl Worker {
         });
         // A start that failed a moment ago waits for its own retry time; the others go on.
         let now = self.deps.clock.now();
+        plan.waiting.extend(plan.start.iter().filter_map(|s| {
+            let pull = self.pulls.get(&s.name).filter(|p| p.retry_at > now)?;
+            let image = pod.container(&s.name)?.spec.image.as_deref().unwrap_or_default();
+            Some(Waiting {
+                name: s.name.clone(),
+                reason: "ImagePullBackOff",
+                message: image_name::back_off_message(image, &pull.error),
+                until: Some(pull.retry_at),
+            })
+        }));
         let mut blocked = false;
         plan.start.retain(|s| {
-            let waits = blocked || self.retry_at.get(&s.name).is_some_and(|at| *at > now);
+            let waits = blocked || self.pulls.get(&s.name).is_some_and(|p| p.retry_at > now);
             blocked |= waits && matches!(s.kind, ContainerKind::Init | ContainerKind::Sidecar);
             !waits
         });
-        let retry = self.retry_at.values().filter(|at| **at > now).min().copied();
-        plan.wake_at = [plan.wake_at, retry].into_iter().flatten().min();
+        plan.wake_at = plan.waiting.iter().filter_map(|w| w.until).min();
         plan
+    }
+
+    /// There is a newer intent than the one of this round.
+    fn is_outdated(&self) -> bool {
+        self.intent.has_changed().unwrap_or(true)
     }
 
     fn is_prepared(&self, pod: &DesiredPod) -> bool {
@@ -185,15 +202,12 @@ impl Worker {
         Next::At(Instant::now() + self.deps.random.jitter(base.min(self.deps.settings.sync_frequency), SPREAD))
     }
 
-    /// The round failed: note it, and come back after a while or when a start's retry time comes.
+    /// The round failed: note it, and come back after a while.
     fn failed(&mut self, what: &str, reason: &str) -> Next {
         self.note_failure(what, reason);
-        let now = self.deps.clock.now();
-        let earliest = self.retry_at.values().filter(|at| **at > now).min().map(|at| self.deps.clock.until(*at));
-        match earliest {
-            Some(wait) => self.retry(wait.min(ERROR_RETRY)),
-            None => self.retry(ERROR_RETRY),
-        }
+        // Events of the runtime that the failed try itself caused must not start the next one at once.
+        self.quiet_until = Some(Instant::now() + QUIET);
+        self.retry(ERROR_RETRY)
     }
 
     /// Logs a failure of the pod's work, at most once a minute for each text.
@@ -314,6 +328,10 @@ impl Worker {
         } else if !plan.kill.is_empty() {
             self.kill(pod, &observed, &plan.kill).await?;
         }
+        // A kill may have taken the whole grace; what starts then must be of the newest form.
+        if self.is_outdated() {
+            return Ok(());
+        }
         for id in &plan.prune {
             if let Some(c) = observed.containers.iter().find(|c| c.id == *id) {
                 self.remove_container(&c.id, &c.name, &c.log_path).await?;
@@ -338,6 +356,9 @@ impl Worker {
         let volumes = self.prepared.as_ref().map(|(_, v)| v.clone()).unwrap_or_default();
         let mut first_failure = None;
         for start in &plan.start {
+            if self.is_outdated() {
+                break;
+            }
             let started = self.start_container(pod, &observed, &sandbox_id, &request, &volumes, start).await;
             let Err(failure) = started else { continue };
             if !failure.report {

@@ -103,10 +103,6 @@ impl Worker {
         // A back-off that is over is no problem any more; the start that follows says what is.
         let waiting: Vec<&str> = plan.waiting.iter().map(|w| w.name.as_str()).collect();
         self.problems.retain(|name, (reason, _)| reason != "CrashLoopBackOff" || waiting.contains(&name.as_str()));
-        for (name, at) in &self.retry_at {
-            let reason = self.problems.get(name).map_or("", |(reason, _)| reason);
-            waits.push(format!("container \"{name}\": {reason} until {at:.0}"));
-        }
         self.entry.view().waits_for = waits;
     }
 }

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::hooks::{self, HookContext};
 use crate::images::ImageProblem;
 use crate::ports::{ContainerFiles, ContainerPaths, MountedVolumes};
-use crate::worker::{Intent, Worker};
+use crate::worker::{FailedPull, Intent, Worker};
 
 /// Why a container did not start: waiting reason and message of the API.
 pub(crate) struct StartFailure {
@@ -144,7 +144,7 @@ impl Worker {
         match &result {
             Ok(()) => {
                 self.problems.remove(&start.name);
-                self.retry_at.remove(&start.name);
+                self.pulls.remove(&start.name);
             }
             Err(failure) if failure.report => {
                 self.deps.metrics.container_start_failed(kind, &failure.reason);
@@ -160,8 +160,11 @@ impl Worker {
                 }
                 self.problems.insert(start.name.clone(), (failure.reason.clone(), failure.message.clone()));
                 match failure.retry_at {
-                    Some(at) => self.retry_at.insert(start.name.clone(), at),
-                    None => self.retry_at.remove(&start.name),
+                    Some(retry_at) => {
+                        let pull = FailedPull { retry_at, error: failure.message.clone() };
+                        self.pulls.insert(start.name.clone(), pull)
+                    }
+                    None => self.pulls.remove(&start.name),
                 };
             }
             Err(_) => {}
@@ -323,6 +326,14 @@ impl Worker {
             return self.deps.host.host_ips();
         }
         observed.sandboxes.iter().find(|s| s.id == sandbox_id).map(|s| s.ips.clone()).unwrap_or_default()
+    }
+
+    /// Where probes without a host of their own go.
+    pub(crate) fn probe_address(&self, pod: &DesiredPod, observed: &ObservedPod) -> Option<String> {
+        if pod.host_network() {
+            return Some(self.deps.host.host_ips().into_iter().next().unwrap_or_else(|| "127.0.0.1".to_owned()));
+        }
+        observed.sandboxes.first().and_then(|s| s.ips.first().cloned())
     }
 
     /// Runs the postStart hook. A failure kills the container; the restart policy decides what follows.
