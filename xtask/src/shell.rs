@@ -78,6 +78,8 @@ impl Shell {
     pub(crate) fn run(&self, what: &str, command: &mut Command, limit: Duration) -> Result<ExitStatus> {
         self.check()?;
         let log = self.log(what);
+        // A new file: a killed run's child may still be writing to the old one.
+        let _ = fs::remove_file(&log);
         let file = fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
         // A group of its own: Ctrl-C at the terminal comes to us, and the whole group is ended from here.
@@ -109,8 +111,7 @@ impl Shell {
             std::thread::sleep(Duration::from_millis(50));
         };
         if self.terminal && start.elapsed() >= Duration::from_secs(1) {
-            print!("\r\x1b[K");
-            let _ = std::io::stdout().flush();
+            let _ = write!(std::io::stdout(), "\r\x1b[K");
         }
         if ended.is_err() {
             end_group(&mut child);
@@ -134,14 +135,12 @@ impl Shell {
 
     fn progress(&self, what: &str, elapsed: Duration, log: &Path) {
         let last = rig::tail(log, 1);
-        let mut line = format!("  {what} … {} s  {}", elapsed.as_secs(), last.trim());
-        if self.terminal {
-            line = line.chars().filter(|c| !c.is_control()).take(79).collect();
-            print!("\r{line}\x1b[K");
-            let _ = std::io::stdout().flush();
-        } else {
-            println!("{line}");
-        }
+        let line = format!("  {what} … {} s  {}", elapsed.as_secs(), last.trim());
+        let line: String = line.chars().filter(|c| !c.is_control()).take(79).collect();
+        let mut out = std::io::stdout();
+        // Nobody may be listening any more (`| head`): the step goes on all the same.
+        let _ = if self.terminal { write!(out, "\r{line}\x1b[K") } else { writeln!(out, "{line}") };
+        let _ = out.flush();
     }
 }
 

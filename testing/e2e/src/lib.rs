@@ -19,10 +19,13 @@
 mod node;
 mod pods;
 mod registry;
+pub mod share;
+pub mod status;
 
-pub use node::{NODE, Node, Options};
+pub use node::{NODE, Node, Options, program};
 pub use pods::{container, lines, pod, sidecar, with};
 pub use registry::Registry;
+pub use share::Share;
 
 use std::time::{Duration, Instant};
 
@@ -46,11 +49,7 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
         if let Some(found) = look() {
             return found;
         }
-        assert!(
-            start.elapsed() < limit,
-            "{what}: not within {} s",
-            limit.as_secs_f64()
-        );
+        assert!(start.elapsed() < limit, "{what}: not within {} s", limit.as_secs_f64());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

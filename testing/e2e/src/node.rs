@@ -94,11 +94,8 @@ impl Node {
     #[track_caller]
     pub fn prepare(options: Options) -> Self {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(socket) = std::env::var_os("RUBELET_E2E_CONTAINERD_SOCK").map(PathBuf::from)
-        else {
-            panic!(
-                "no containerd: run this test with `cargo xtask test --only e2e`, or on a `cargo xtask containerd`"
-            );
+        let Some(socket) = std::env::var_os("RUBELET_E2E_CONTAINERD_SOCK").map(PathBuf::from) else {
+            panic!("no containerd: run this test with `cargo xtask test --only e2e`, or on a `cargo xtask containerd`");
         };
         let stage = socket.parent().unwrap_or(Path::new("/")).to_owned();
         let record = must("the stage's record", fs::read(stage.join("record.json")));
@@ -128,13 +125,8 @@ impl Node {
         if let Some(fields) = config.as_object_mut() {
             fields.retain(|_, value| !value.is_null());
         }
-        let tokio = must(
-            "a tokio runtime",
-            tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build(),
-        );
+        let tokio =
+            must("a tokio runtime", tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build());
         let cri = {
             let _inside = tokio.enter();
             must(
@@ -144,24 +136,9 @@ impl Node {
         };
         let program = options.program.unwrap_or_else(program);
         let certificates = format!("--cert-dir={}", dir.join("pki").display());
-        let mut flags = vec![
-            format!("--hostname-override={NODE}"),
-            "--v=4".to_owned(),
-            certificates,
-        ];
+        let mut flags = vec![format!("--hostname-override={NODE}"), "--v=4".to_owned(), certificates];
         flags.extend(options.flags);
-        Self {
-            dir,
-            stage,
-            cgroup,
-            config,
-            flags,
-            program,
-            child: None,
-            tokio,
-            cri,
-            _one: one,
-        }
+        Self { dir, stage, cgroup, config, flags, program, child: None, tokio, cri, _one: one }
     }
 
     /// Starts the kubelet and waits until it is healthy.
@@ -172,14 +149,8 @@ impl Node {
     pub fn run(&mut self) {
         self.spawn();
         wait_until("the kubelet is healthy", seconds(60), || {
-            assert!(
-                self.running(),
-                "the kubelet ended; its log:\n{}",
-                rig::tail(&self.log_file(), 30)
-            );
-            rig::http::get_tcp(self.port("healthzPort"), "/healthz")
-                .ok()
-                .filter(|(code, _)| *code == 200)
+            assert!(self.running(), "the kubelet ended; its log:\n{}", rig::tail(&self.log_file(), 30));
+            rig::http::get_tcp(self.port("healthzPort"), "/healthz").ok().filter(|(code, _)| *code == 200)
         });
     }
 
@@ -191,17 +162,8 @@ impl Node {
     pub fn spawn(&mut self) {
         assert!(self.child.is_none(), "the kubelet runs already");
         let file = self.dir.join("config.json");
-        must(
-            "the configuration",
-            fs::write(&file, self.config.to_string()),
-        );
-        let log = must(
-            "the log",
-            fs::OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(self.log_file()),
-        );
+        must("the configuration", fs::write(&file, self.config.to_string()));
+        let log = must("the log", fs::OpenOptions::new().create(true).append(true).open(self.log_file()));
         let child = Command::new(&self.program)
             .arg("--config")
             .arg(file)
@@ -223,17 +185,11 @@ impl Node {
     #[track_caller]
     pub fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
-        let Some(mut child) = self.child.take() else {
-            panic!("the kubelet does not run")
-        };
-        wait_until(
-            "the kubelet ends after SIGTERM",
-            seconds(30),
-            || match child.try_wait() {
-                Ok(ended) => ended,
-                Err(e) => panic!("waiting for the kubelet: {e}"),
-            },
-        )
+        let Some(mut child) = self.child.take() else { panic!("the kubelet does not run") };
+        wait_until("the kubelet ends after SIGTERM", seconds(30), || match child.try_wait() {
+            Ok(ended) => ended,
+            Err(e) => panic!("waiting for the kubelet: {e}"),
+        })
     }
 
     /// `kill -9` of the kubelet; fine when it does not run.
@@ -256,10 +212,7 @@ impl Node {
 
     /// Sends the kubelet a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = self
-            .child
-            .as_ref()
-            .and_then(|c| Pid::from_raw(c.id().cast_signed()));
+        let pid = self.child.as_ref().and_then(|c| Pid::from_raw(c.id().cast_signed()));
         if let Some(pid) = pid {
             let _ = kill_process(pid, signal);
         }
@@ -267,9 +220,7 @@ impl Node {
 
     /// True while the kubelet runs.
     pub fn running(&mut self) -> bool {
-        self.child
-            .as_mut()
-            .is_some_and(|c| matches!(c.try_wait(), Ok(None)))
+        self.child.as_mut().is_some_and(|c| matches!(c.try_wait(), Ok(None)))
     }
 
     /// The kubelet's process id, 0 when it does not run.
@@ -309,9 +260,7 @@ impl Node {
 
     /// The kubelet's own log so far, over all its starts.
     pub fn log(&self) -> String {
-        fs::read(self.log_file())
-            .map(|b| String::from_utf8_lossy(&b).into_owned())
-            .unwrap_or_default()
+        fs::read(self.log_file()).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
     }
 
     fn log_file(&self) -> PathBuf {
@@ -325,10 +274,7 @@ impl Node {
 
     /// A port of the configuration: `port`, `readOnlyPort`, `healthzPort`.
     pub fn port(&self, key: &str) -> u16 {
-        self.config[key]
-            .as_u64()
-            .and_then(|p| u16::try_from(p).ok())
-            .unwrap_or_default()
+        self.config[key].as_u64().and_then(|p| u16::try_from(p).ok()).unwrap_or_default()
     }
 
     // Manifests.
@@ -349,10 +295,7 @@ impl Node {
     #[track_caller]
     pub fn write_bytes(&self, file: &str, content: &[u8]) {
         let new = self.dir.join(format!(".{file}"));
-        must(
-            "a manifest",
-            fs::write(&new, content).and_then(|()| fs::rename(&new, self.manifests().join(file))),
-        );
+        must("a manifest", fs::write(&new, content).and_then(|()| fs::rename(&new, self.manifests().join(file))));
     }
 
     /// Takes a manifest away.
@@ -361,10 +304,7 @@ impl Node {
     /// When there is no such file.
     #[track_caller]
     pub fn remove(&self, file: &str) {
-        must(
-            "removing a manifest",
-            fs::remove_file(self.manifests().join(file)),
-        );
+        must("removing a manifest", fs::remove_file(self.manifests().join(file)));
     }
 
     // What the kubelet says.
@@ -377,19 +317,14 @@ impl Node {
 
     /// The items of `/pods`; none while it does not answer.
     pub fn pods(&self) -> Vec<Value> {
-        let list: Value = self
-            .get("/pods")
-            .and_then(|(_, body)| serde_json::from_str(&body).ok())
-            .unwrap_or_default();
+        let list: Value = self.get("/pods").and_then(|(_, body)| serde_json::from_str(&body).ok()).unwrap_or_default();
         list["items"].as_array().cloned().unwrap_or_default()
     }
 
     /// A pod of `/pods`, by the name in its manifest.
     pub fn pod(&self, name: &str) -> Option<Value> {
         let full = format!("{name}-{NODE}");
-        self.pods()
-            .into_iter()
-            .find(|p| p["metadata"]["name"] == full || p["metadata"]["name"] == name)
+        self.pods().into_iter().find(|p| p["metadata"]["name"] == full || p["metadata"]["name"] == name)
     }
 
     /// What rubelet's local socket says of its pods.
@@ -429,10 +364,7 @@ impl Node {
         });
         match found.into_inner() {
             Some(pod) if done => pod,
-            pod => panic!(
-                "{what}: not within 60 s; its status: {:#}",
-                pod.unwrap_or_default()["status"]
-            ),
+            pod => panic!("{what}: not within 60 s; its status: {:#}", pod.unwrap_or_default()["status"]),
         }
     }
 
@@ -490,10 +422,7 @@ impl Node {
     #[track_caller]
     pub fn container(&self, pod: &str, container: &str) -> v1::Container {
         let mut all = self.containers_of(pod, container);
-        assert!(
-            !all.is_empty(),
-            "the runtime has no container {container} of pod {pod}"
-        );
+        assert!(!all.is_empty(), "the runtime has no container {container} of pod {pod}");
         all.swap_remove(0)
     }
 
@@ -503,9 +432,7 @@ impl Node {
     /// When the runtime does not know it.
     #[track_caller]
     pub fn status(&self, id: &str) -> v1::ContainerStatus {
-        self.ask(self.cri.container_status(id, false))
-            .status
-            .unwrap_or_default()
+        self.ask(self.cri.container_status(id, false)).status.unwrap_or_default()
     }
 
     /// Runs a command in the newest container of this name.
@@ -522,31 +449,11 @@ impl Node {
     /// The newest log of a container, in CRI's format ([`crate::lines`] takes the text out of it).
     pub fn container_log(&self, pod: &Value, container: &str) -> String {
         let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();
-        let dir = self
-            .logs()
-            .join(format!(
-                "{}_{}_{}",
-                text("namespace"),
-                text("name"),
-                text("uid")
-            ))
-            .join(container);
-        let number = |p: &PathBuf| {
-            p.file_stem()
-                .and_then(|s| s.to_str())
-                .and_then(|s| s.parse::<u32>().ok())
-        };
-        let files = fs::read_dir(&dir)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.path());
-        let newest = files
-            .filter(|p| number(p).is_some())
-            .max_by_key(|p| number(p));
-        newest
-            .and_then(|p| fs::read_to_string(p).ok())
-            .unwrap_or_default()
+        let dir = self.logs().join(format!("{}_{}_{}", text("namespace"), text("name"), text("uid"))).join(container);
+        let number = |p: &PathBuf| p.file_stem().and_then(|s| s.to_str()).and_then(|s| s.parse::<u32>().ok());
+        let files = fs::read_dir(&dir).into_iter().flatten().flatten().map(|e| e.path());
+        let newest = files.filter(|p| number(p).is_some()).max_by_key(|p| number(p));
+        newest.and_then(|p| fs::read_to_string(p).ok()).unwrap_or_default()
     }
 
     /// Everything that there still is of the pod with this UID: in the runtime, on disk, mounts, cgroups.
@@ -556,10 +463,7 @@ impl Node {
     pub fn leftovers(&self, uid: &str) -> Vec<String> {
         let mut left = Vec::new();
         for c in self.containers() {
-            if c.labels
-                .get("io.kubernetes.pod.uid")
-                .is_some_and(|u| u == uid)
-            {
+            if c.labels.get("io.kubernetes.pod.uid").is_some_and(|u| u == uid) {
                 left.push(format!("container {}", c.id));
             }
         }
@@ -569,27 +473,14 @@ impl Node {
             }
         }
         let dir = self.root().join("pods").join(uid);
-        left.extend(
-            mounts::below(&dir)
-                .iter()
-                .map(|m| format!("mount {}", m.display())),
-        );
+        left.extend(mounts::below(&dir).iter().map(|m| format!("mount {}", m.display())));
         if dir.exists() {
             left.push(format!("directory {}", dir.display()));
         }
         let ends = |p: &PathBuf, text: &str| p.to_string_lossy().ends_with(text);
-        let logs = fs::read_dir(self.logs())
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.path());
-        left.extend(
-            logs.filter(|p| ends(p, &format!("_{uid}")))
-                .map(|p| format!("logs {}", p.display())),
-        );
-        let cgroups = cgroup::tree(&self.cgroup)
-            .into_iter()
-            .filter(|p| ends(p, &format!("/pod{uid}")));
+        let logs = fs::read_dir(self.logs()).into_iter().flatten().flatten().map(|e| e.path());
+        left.extend(logs.filter(|p| ends(p, &format!("_{uid}"))).map(|p| format!("logs {}", p.display())));
+        let cgroups = cgroup::tree(&self.cgroup).into_iter().filter(|p| ends(p, &format!("/pod{uid}")));
         left.extend(cgroups.map(|p| format!("cgroup {}", p.display())));
         left
     }
@@ -601,12 +492,7 @@ impl Node {
     #[track_caller]
     pub fn wait_gone(&self, uid: &str, limit: Duration) {
         let gone = rig::poll(limit, || self.leftovers(uid).is_empty());
-        assert!(
-            gone,
-            "left of the pod {uid} after {} s: {:#?}",
-            limit.as_secs(),
-            self.leftovers(uid)
-        );
+        assert!(gone, "left of the pod {uid} after {} s: {:#?}", limit.as_secs(), self.leftovers(uid));
     }
 
     /// Removes every pod of the runtime, whoever made it.
@@ -621,21 +507,14 @@ impl Node {
 
     /// Keeps what tells why a test failed.
     fn keep(&self) {
-        let name = std::thread::current()
-            .name()
-            .unwrap_or("test")
-            .replace("::", "-");
+        let name = std::thread::current().name().unwrap_or("test").replace("::", "-");
         let to = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/e2e")).join(name);
         let _ = fs::create_dir_all(&to);
         for file in ["kubelet.log", "config.json"] {
             let _ = fs::copy(self.dir.join(file), to.join(file));
         }
         let _ = fs::copy(self.stage.join("containerd.log"), to.join("containerd.log"));
-        eprintln!(
-            "the node's logs: {}; the end of the kubelet's:\n{}",
-            to.display(),
-            rig::tail(&self.log_file(), 20)
-        );
+        eprintln!("the node's logs: {}; the end of the kubelet's:\n{}", to.display(), rig::tail(&self.log_file(), 20));
     }
 }
 
@@ -646,11 +525,8 @@ impl Drop for Node {
             self.keep();
         }
         self.wipe_runtime();
-        let steps = [
-            mounts::detach(&self.dir),
-            cgroup::remove(&self.cgroup),
-            mounts::remove_tree(&self.dir),
-        ];
+        rig::remove_log_links(&self.dir);
+        let steps = [mounts::detach(&self.dir), cgroup::remove(&self.cgroup), mounts::remove_tree(&self.dir)];
         for step in steps {
             if let Err(e) = step {
                 eprintln!("e2e: {e:#}");
@@ -660,16 +536,13 @@ impl Drop for Node {
 }
 
 /// `RUBELET_BIN`, or the binary of the profile that this test was built in.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("RUBELET_BIN") {
         return named.into();
     }
     let test = must("the test's own path", std::env::current_exe());
     // target/debug/deps/smoke-0123 → target/debug/rubelet
-    test.ancestors()
-        .nth(2)
-        .unwrap_or(Path::new("."))
-        .join("rubelet")
+    test.ancestors().nth(2).unwrap_or(Path::new(".")).join("rubelet")
 }
 
 #[track_caller]

@@ -52,19 +52,14 @@ mod tests {
 
     #[test]
     fn reads_logs() {
-        let log = "2026-01-01T00:00:00Z stdout F a b\n2026-01-01T00:00:00Z stdout P c\n2026-01-01T00:00:00Z stdout F d\n";
+        let log =
+            "2026-01-01T00:00:00Z stdout F a b\n2026-01-01T00:00:00Z stdout P c\n2026-01-01T00:00:00Z stdout F d\n";
         assert_eq!(lines(log), ["a b", "cd"]);
     }
 
     #[test]
     fn fields_are_set() {
-        let p = pod(
-            "a",
-            [
-                container("c", "true"),
-                with(container("d", "true"), json!({"image": "x:1"})),
-            ],
-        );
+        let p = pod("a", [container("c", "true"), with(container("d", "true"), json!({"image": "x:1"}))]);
         assert_eq!(p["spec"]["containers"][1]["image"], "x:1");
         assert_eq!(p["spec"]["containers"][1]["name"], "d");
     }

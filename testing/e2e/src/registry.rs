@@ -21,12 +21,8 @@ impl Registry {
     /// When it does not come up.
     pub fn start(node: &Node, host: &str, archives: &[&str], flags: &[&str]) -> Self {
         let [port] = rig::free_ports().unwrap_or_else(|e| panic!("no free port: {e}"));
-        let script = PathBuf::from(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../lab/registry.py"
-        ));
-        let log = fs::File::create(node.dir().join("registry.log"))
-            .unwrap_or_else(|e| panic!("registry.log: {e}"));
+        let script = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/registry.py"));
+        let log = fs::File::create(node.dir().join("registry.log")).unwrap_or_else(|e| panic!("registry.log: {e}"));
         let child = Command::new("python3")
             .arg(script)
             .args(["--port", &port.to_string()])
@@ -34,10 +30,7 @@ impl Registry {
             // By a path below the stage, by which the stage knows what to end.
             .args(archives.iter().map(|a| link(node, a)))
             .stdin(Stdio::null())
-            .stdout(
-                log.try_clone()
-                    .unwrap_or_else(|e| panic!("registry.log: {e}")),
-            )
+            .stdout(log.try_clone().unwrap_or_else(|e| panic!("registry.log: {e}")))
             .stderr(log)
             .process_group(0)
             .spawn()
@@ -50,9 +43,7 @@ impl Registry {
             .and_then(|()| fs::write(hosts.join("hosts.toml"), mirror))
             .unwrap_or_else(|e| panic!("{}: {e}", hosts.display()));
         let registry = Self { child, hosts };
-        wait_until("the registry answers", seconds(10), || {
-            rig::http::get_tcp(port, "/v2/").ok()
-        });
+        wait_until("the registry answers", seconds(10), || rig::http::get_tcp(port, "/v2/").ok());
         registry
     }
 }

@@ -21,19 +21,12 @@ fn hierarchies() -> Vec<PathBuf> {
         return vec![MOUNT.into()];
     }
     let entries = fs::read_dir(MOUNT).into_iter().flatten().flatten();
-    entries
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-        .map(|e| e.path())
-        .collect()
+    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
 }
 
 /// The directories of the cgroup `name` (as `/rubelet-demo-3`) that exist.
 pub fn directories(name: &str) -> Vec<PathBuf> {
-    hierarchies()
-        .iter()
-        .map(|h| h.join(name.trim_start_matches('/')))
-        .filter(|d| d.is_dir())
-        .collect()
+    hierarchies().iter().map(|h| h.join(name.trim_start_matches('/'))).filter(|d| d.is_dir()).collect()
 }
 
 /// Makes the cgroup in every hierarchy, with the controllers that are there handed down to it.
@@ -46,10 +39,7 @@ pub fn create(name: &str) -> Result<()> {
         let controllers = fs::read_to_string(format!("{MOUNT}/cgroup.controllers"))?;
         for need in ["cpu", "memory", "pids"] {
             if !controllers.split_whitespace().any(|c| c == need) {
-                bail!(
-                    "cgroup v2 without the {need} controller (has: {})",
-                    controllers.trim()
-                );
+                bail!("cgroup v2 without the {need} controller (has: {})", controllers.trim());
             }
         }
         let mut dir = PathBuf::from(MOUNT);
@@ -69,11 +59,7 @@ pub fn create(name: &str) -> Result<()> {
             let parent = dir.clone();
             dir.push(part);
             // A hierarchy that is mounted read-only or is no cgroup at all is not ours to use.
-            if make(&dir).is_err()
-                && !["cpu", "memory", "pids"]
-                    .iter()
-                    .any(|c| hierarchy.ends_with(c))
-            {
+            if make(&dir).is_err() && !["cpu", "memory", "pids"].iter().any(|c| hierarchy.ends_with(c)) {
                 break;
             }
             for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -86,10 +72,7 @@ pub fn create(name: &str) -> Result<()> {
     for need in ["cpu", "memory", "pids"] {
         let dir = Path::new(MOUNT).join(need).join(name);
         if !dir.is_dir() {
-            bail!(
-                "cannot make the cgroup {}: is the {need} controller mounted and writable?",
-                dir.display()
-            );
+            bail!("cannot make the cgroup {}: is the {need} controller mounted and writable?", dir.display());
         }
     }
     Ok(())
@@ -123,17 +106,8 @@ pub fn tree(name: &str) -> Vec<PathBuf> {
 
 /// The processes in the cgroup and below it.
 pub fn processes(name: &str) -> BTreeSet<i32> {
-    let files = tree(name)
-        .into_iter()
-        .filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok());
-    files
-        .flat_map(|f| {
-            f.lines()
-                .filter_map(|l| l.parse().ok())
-                .collect::<Vec<i32>>()
-        })
-        .filter(|p| *p > 0)
-        .collect()
+    let files = tree(name).into_iter().filter_map(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok());
+    files.flat_map(|f| f.lines().filter_map(|l| l.parse().ok()).collect::<Vec<i32>>()).filter(|p| *p > 0).collect()
 }
 
 /// Kills what runs in the cgroup and removes it.
@@ -154,10 +128,7 @@ pub fn remove(name: &str) -> Result<()> {
         directories(name).is_empty()
     });
     if !gone {
-        bail!(
-            "the cgroup {name} is still there: processes {:?}",
-            processes(name)
-        );
+        bail!("the cgroup {name} is still there: processes {:?}", processes(name));
     }
     Ok(())
 }

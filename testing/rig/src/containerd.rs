@@ -26,52 +26,31 @@ impl Containerd {
     pub fn reference() -> Option<Self> {
         let dir = crate::lab().join("bin/containerd2");
         let all = ["containerd", "ctr", "containerd-shim-runc-v2"].map(|n| dir.join(n));
-        all.iter()
-            .all(|f| f.is_file())
-            .then(|| Self::at(&all[0], &all[1]).ok())
-            .flatten()
+        all.iter().all(|f| f.is_file()).then(|| Self::at(&all[0], &all[1]).ok()).flatten()
     }
 
     /// The one of the system's package.
     pub fn system() -> Option<Self> {
-        Self::at(
-            &crate::find_program("containerd")?,
-            &crate::find_program("ctr")?,
-        )
-        .ok()
+        Self::at(&crate::find_program("containerd")?, &crate::find_program("ctr")?).ok()
     }
 
     fn at(program: &Path, ctr: &Path) -> Result<Self> {
-        let out = Command::new(program)
-            .arg("--version")
-            .output()
-            .with_context(|| program.display().to_string())?;
+        let out = Command::new(program).arg("--version").output().with_context(|| program.display().to_string())?;
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        let version =
-            version(&text).with_context(|| format!("{} says {text:?}", program.display()))?;
-        Ok(Self {
-            program: program.to_owned(),
-            ctr: ctr.to_owned(),
-            version,
-        })
+        let version = version(&text).with_context(|| format!("{} says {text:?}", program.display()))?;
+        Ok(Self { program: program.to_owned(), ctr: ctr.to_owned(), version })
     }
 
     /// The first number of the version.
     pub fn major(&self) -> u32 {
-        self.version
-            .split('.')
-            .next()
-            .and_then(|n| n.parse().ok())
-            .unwrap_or_default()
+        self.version.split('.').next().and_then(|n| n.parse().ok()).unwrap_or_default()
     }
 }
 
 /// `containerd NAME VERSION REVISION`, where Debian's version reads `1.6.20~ds1`.
 fn version(text: &str) -> Option<String> {
     let word = text.split_whitespace().nth(2)?.trim_start_matches('v');
-    let end = word
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(word.len());
+    let end = word.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(word.len());
     (!word[..end].is_empty()).then(|| word[..end].to_owned())
 }
 
@@ -81,10 +60,7 @@ fn version(text: &str) -> Option<String> {
 /// When none of the usual folders has them.
 pub fn cni_plugins() -> Result<PathBuf> {
     for dir in ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"].map(Path::new) {
-        if ["bridge", "host-local", "loopback", "portmap"]
-            .iter()
-            .all(|p| dir.join(p).is_file())
-        {
+        if ["bridge", "host-local", "loopback", "portmap"].iter().all(|p| dir.join(p).is_file()) {
             return Ok(dir.to_owned());
         }
     }
@@ -172,14 +148,8 @@ mod tests {
             version("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1"),
             Some("1.6.20".into())
         );
-        assert_eq!(
-            version("containerd github.com/containerd/containerd/v2 2.2.9 "),
-            Some("2.2.9".into())
-        );
-        assert_eq!(
-            version("containerd x v2.1.4-rc.1 abc"),
-            Some("2.1.4".into())
-        );
+        assert_eq!(version("containerd github.com/containerd/containerd/v2 2.2.9 "), Some("2.2.9".into()));
+        assert_eq!(version("containerd x v2.1.4-rc.1 abc"), Some("2.1.4".into()));
         assert_eq!(version("containerd"), None);
     }
 }

@@ -30,10 +30,7 @@ pub fn get_tcp(port: u16, path: &str) -> io::Result<(u16, Vec<u8>)> {
 
 /// HTTP/1.0: the server sends no chunks and closes at the end.
 fn get(mut stream: impl Read + Write, path: &str) -> io::Result<(u16, Vec<u8>)> {
-    write!(
-        stream,
-        "GET {path} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    )?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an HTTP answer"))
@@ -42,12 +39,7 @@ fn get(mut stream: impl Read + Write, path: &str) -> io::Result<(u16, Vec<u8>)> 
 fn parse(answer: &[u8]) -> Option<(u16, Vec<u8>)> {
     let end = answer.windows(4).position(|w| w == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&answer[..end]).ok()?;
-    let code = head
-        .strip_prefix("HTTP/1.")?
-        .split_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()?;
+    let code = head.strip_prefix("HTTP/1.")?.split_whitespace().nth(1)?.parse().ok()?;
     Some((code, answer[end + 4..].to_vec()))
 }
 
@@ -57,14 +49,8 @@ mod tests {
 
     #[test]
     fn parses_code_and_body() {
-        assert_eq!(
-            parse(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\nhello"),
-            Some((200, b"hello".to_vec()))
-        );
-        assert_eq!(
-            parse(b"HTTP/1.0 404 Not Found\r\n\r\n"),
-            Some((404, Vec::new()))
-        );
+        assert_eq!(parse(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\nhello"), Some((200, b"hello".to_vec())));
+        assert_eq!(parse(b"HTTP/1.0 404 Not Found\r\n\r\n"), Some((404, Vec::new())));
         assert_eq!(parse(b"SSH-2.0\r\n\r\n"), None);
         assert_eq!(parse(b""), None);
     }

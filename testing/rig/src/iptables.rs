@@ -7,20 +7,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 /// The chains that the portmap plugin makes once for the host and keeps.
-const HOST_PORT: [&str; 3] = [
-    "CNI-HOSTPORT-DNAT",
-    "CNI-HOSTPORT-MASQ",
-    "CNI-HOSTPORT-SETMARK",
-];
+const HOST_PORT: [&str; 3] = ["CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"];
 
 fn save() -> Option<String> {
-    let out = Command::new(crate::find_program("iptables-save")?)
-        .args(["-t", "nat"])
-        .output()
-        .ok()?;
-    out.status
-        .success()
-        .then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+    let out = Command::new(crate::find_program("iptables-save")?).args(["-t", "nat"]).output().ok()?;
+    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
 /// True when the portmap plugin's own chains are there already.
@@ -38,8 +29,7 @@ pub fn remove(network: &str, host_port: bool) -> Result<()> {
     let Some(input) = plan(&saved, network, host_port) else {
         return Ok(());
     };
-    let program = crate::find_program("iptables-restore")
-        .context("no iptables-restore beside iptables-save")?;
+    let program = crate::find_program("iptables-restore").context("no iptables-restore beside iptables-save")?;
     let mut child = Command::new(program)
         .args(["--noflush", "-w", "5"])
         .stdin(Stdio::piped())
@@ -48,16 +38,11 @@ pub fn remove(network: &str, host_port: bool) -> Result<()> {
         .spawn()
         .context("cannot start iptables-restore")?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin
-            .write_all(input.as_bytes())
-            .context("cannot write to iptables-restore")?;
+        stdin.write_all(input.as_bytes()).context("cannot write to iptables-restore")?;
     }
     let out = child.wait_with_output().context("iptables-restore")?;
     if !out.status.success() {
-        bail!(
-            "iptables-restore did not take\n{input}: {}",
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
+        bail!("iptables-restore did not take\n{input}: {}", String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(())
 }
@@ -68,43 +53,19 @@ fn plan(saved: &str, network: &str, host_port: bool) -> Option<String> {
     let tag = format!("name: \\\"{network}\\\" id: ");
     let (ours, others): (Vec<&str>, Vec<&str>) = rules.iter().partition(|l| l.contains(&tag));
     // The chains that our rules lead to or stand in, but for the shared ones.
-    let word_after = |line: &str, flag: &str| {
-        line.split(' ')
-            .skip_while(|w| *w != flag)
-            .nth(1)
-            .map(str::to_owned)
-    };
+    let word_after = |line: &str, flag: &str| line.split(' ').skip_while(|w| *w != flag).nth(1).map(str::to_owned);
     let mut chains: BTreeSet<String> = ours
         .iter()
         .flat_map(|l| [word_after(l, "-A"), word_after(l, "-j")])
         .flatten()
-        .filter(|c| {
-            (c.starts_with("CNI-") && !c.starts_with("CNI-HOSTPORT-"))
-                && saved.contains(&format!("\n:{c} "))
-        })
+        .filter(|c| (c.starts_with("CNI-") && !c.starts_with("CNI-HOSTPORT-")) && saved.contains(&format!("\n:{c} ")))
         .collect();
     let mut delete: Vec<String> = ours.iter().map(|l| l.replacen("-A ", "-D ", 1)).collect();
-    let foreign = others
-        .iter()
-        .any(|l| l.contains("-j CNI-DN-") || l.starts_with("-A CNI-HOSTPORT-DNAT "));
+    let foreign = others.iter().any(|l| l.contains("-j CNI-DN-") || l.starts_with("-A CNI-HOSTPORT-DNAT "));
     if host_port && !foreign {
-        let to_shared = |l: &&&str| {
-            HOST_PORT
-                .iter()
-                .any(|c| word_after(l, "-j").as_deref() == Some(c))
-        };
-        delete.extend(
-            others
-                .iter()
-                .filter(to_shared)
-                .map(|l| l.replacen("-A ", "-D ", 1)),
-        );
-        chains.extend(
-            HOST_PORT
-                .iter()
-                .filter(|c| saved.contains(&format!("\n:{c} ")))
-                .map(ToString::to_string),
-        );
+        let to_shared = |l: &&&str| HOST_PORT.iter().any(|c| word_after(l, "-j").as_deref() == Some(c));
+        delete.extend(others.iter().filter(to_shared).map(|l| l.replacen("-A ", "-D ", 1)));
+        chains.extend(HOST_PORT.iter().filter(|c| saved.contains(&format!("\n:{c} "))).map(ToString::to_string));
     }
     if delete.is_empty() && chains.is_empty() {
         return None;
@@ -163,31 +124,19 @@ COMMIT
         ] {
             assert!(input.lines().any(|l| l == line), "no {line} in\n{input}");
         }
-        assert!(
-            !input.contains("ffffff") && !input.contains("other"),
-            "{input}"
-        );
+        assert!(!input.contains("ffffff") && !input.contains("other"), "{input}");
     }
 
     #[test]
     fn keeps_the_shared_chains_for_others() {
         let input = plan(SAVED, "other", false).unwrap();
-        assert!(
-            input.contains("-X CNI-ffffff\n") && !input.contains("HOSTPORT"),
-            "{input}"
-        );
+        assert!(input.contains("-X CNI-ffffff\n") && !input.contains("HOSTPORT"), "{input}");
         let input = plan(SAVED, "other", true).unwrap();
-        assert!(
-            !input.contains("HOSTPORT"),
-            "another network still uses them: {input}"
-        );
+        assert!(!input.contains("HOSTPORT"), "another network still uses them: {input}");
     }
 
     #[test]
     fn nothing_to_do() {
-        assert_eq!(
-            plan("*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n", "mine", true),
-            None
-        );
+        assert_eq!(plan("*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n", "mine", true), None);
     }
 }

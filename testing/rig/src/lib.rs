@@ -13,7 +13,7 @@ pub mod network;
 pub mod processes;
 mod stage;
 
-pub use stage::{Record, Remains, Stage, remains};
+pub use stage::{Record, Remains, Stage, remains, remove_log_links};
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,7 @@ use std::time::{Duration, Instant};
 
 /// Where images and reference builds are kept: `RUBELET_LAB`, else `rubelet-lab` in the user's cache directory.
 pub fn lab() -> PathBuf {
-    let var = |name: &str| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     var("RUBELET_LAB").unwrap_or_else(|| {
         var("XDG_CACHE_HOME")
             .unwrap_or_else(|| var("HOME").unwrap_or_else(|| "/root".into()).join(".cache"))
@@ -38,9 +34,7 @@ pub fn lab() -> PathBuf {
 /// # Errors
 /// When the host gives no port.
 pub fn free_ports<const N: usize>() -> std::io::Result<[u16; N]> {
-    let held: Vec<TcpListener> = (0..N)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-        .collect::<Result<_, _>>()?;
+    let held: Vec<TcpListener> = (0..N).map(|_| TcpListener::bind(("127.0.0.1", 0))).collect::<Result<_, _>>()?;
     let mut ports = [0; N];
     for (port, listener) in ports.iter_mut().zip(&held) {
         *port = listener.local_addr()?.port();

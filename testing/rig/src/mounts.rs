@@ -10,11 +10,7 @@ use rustix::mount::{UnmountFlags, unmount};
 /// Mount points at or below `dir`, in the order they were made.
 pub fn below(dir: &Path) -> Vec<PathBuf> {
     let info = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    info.lines()
-        .filter_map(|l| l.split(' ').nth(4))
-        .map(unescape)
-        .filter(|m| m.starts_with(dir))
-        .collect()
+    info.lines().filter_map(|l| l.split(' ').nth(4)).map(unescape).filter(|m| m.starts_with(dir)).collect()
 }
 
 /// mountinfo writes space, tab, newline and backslash as three octal digits.
@@ -23,10 +19,7 @@ fn unescape(text: &str) -> PathBuf {
     let mut rest = text;
     while let Some(at) = rest.find('\\') {
         out.push_str(&rest[..at]);
-        match rest
-            .get(at + 1..at + 4)
-            .and_then(|d| u8::from_str_radix(d, 8).ok())
-        {
+        match rest.get(at + 1..at + 4).and_then(|d| u8::from_str_radix(d, 8).ok()) {
             Some(byte) => {
                 out.push(char::from(byte));
                 rest = &rest[at + 4..];
@@ -70,11 +63,7 @@ pub fn detach(dir: &Path) -> Result<()> {
 /// When a mount is left in it or a file cannot be removed.
 pub fn remove_tree(dir: &Path) -> Result<()> {
     if let Some(mount) = below(dir).first() {
-        bail!(
-            "{} is still mounted: {} is left as it is",
-            mount.display(),
-            dir.display()
-        );
+        bail!("{} is still mounted: {} is left as it is", mount.display(), dir.display());
     }
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {

@@ -14,12 +14,7 @@ pub fn subnet_free(table: &str, second: u8, third: u8) -> bool {
     !table.lines().skip(1).any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         // Addresses are in network order, printed as little-endian numbers.
-        let number = |i: usize| {
-            fields
-                .get(i)
-                .and_then(|f| u32::from_str_radix(f, 16).ok())
-                .map(u32::swap_bytes)
-        };
+        let number = |i: usize| fields.get(i).and_then(|f| u32::from_str_radix(f, 16).ok()).map(u32::swap_bytes);
         match (number(1), number(7)) {
             (Some(destination), Some(mask)) if mask != 0 => {
                 let mask = mask & 0xffff_ff00;
@@ -36,16 +31,9 @@ pub fn subnet_free(table: &str, second: u8, third: u8) -> bool {
 /// With what `ip` said.
 fn ip(args: &[&str]) -> Result<()> {
     let program = crate::find_program("ip").context("no `ip` program: install iproute2")?;
-    let out = Command::new(program)
-        .args(args)
-        .output()
-        .context("cannot run ip")?;
+    let out = Command::new(program).args(args).output().context("cannot run ip")?;
     if !out.status.success() {
-        bail!(
-            "ip {}: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
+        bail!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(())
 }
@@ -55,9 +43,8 @@ fn ip(args: &[&str]) -> Result<()> {
 /// # Errors
 /// When the kernel has no bridges or no virtual Ethernet pairs, or this process may not make them.
 pub fn create_bridge(name: &str) -> Result<()> {
-    ip(&["link", "add", name, "type", "bridge"]).context(
-        "the kernel gives no network bridge (module `bridge`), or this container may not make one",
-    )?;
+    ip(&["link", "add", name, "type", "bridge"])
+        .context("the kernel gives no network bridge (module `bridge`), or this container may not make one")?;
     let (a, b) = (format!("{name}a"), format!("{name}b"));
     ip(&["link", "add", &a, "type", "veth", "peer", "name", &b])
         .context("the kernel gives no virtual Ethernet pair (module `veth`)")?;
@@ -70,12 +57,8 @@ pub fn create_bridge(name: &str) -> Result<()> {
 /// With what `ip` said.
 pub fn remove_bridge(name: &str) -> Result<()> {
     let dir = Path::new("/sys/class/net").join(name);
-    let ports: Vec<PathBuf> = fs::read_dir(dir.join("brif"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|e| e.path())
-        .collect();
+    let ports: Vec<PathBuf> =
+        fs::read_dir(dir.join("brif")).into_iter().flatten().flatten().map(|e| e.path()).collect();
     for port in ports {
         if let Some(port) = port.file_name().and_then(|n| n.to_str()) {
             // Gone by itself when the network namespace at its other end goes.
@@ -87,32 +70,18 @@ pub fn remove_bridge(name: &str) -> Result<()> {
             let _ = ip(&["link", "del", &pair]);
         }
     }
-    if dir.exists() {
-        ip(&["link", "del", name])
-    } else {
-        Ok(())
-    }
+    if dir.exists() { ip(&["link", "del", name]) } else { Ok(()) }
 }
 
 /// The host's `net.ipv4.ip_forward`; the bridge plugin switches it on.
 pub fn forwarding() -> String {
-    fs::read_to_string(FORWARD)
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
+    fs::read_to_string(FORWARD).unwrap_or_default().trim().to_owned()
 }
 
 /// Switches forwarding off again if it was off before and no bridge is left that may need it.
 pub fn restore_forwarding(before: &str) {
-    let bridges = fs::read_dir("/sys/class/net")
-        .into_iter()
-        .flatten()
-        .flatten();
-    if before == "0"
-        && !bridges
-            .into_iter()
-            .any(|e| e.path().join("bridge").exists())
-    {
+    let bridges = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    if before == "0" && !bridges.into_iter().any(|e| e.path().join("bridge").exists()) {
         let _ = fs::write(FORWARD, "0");
     }
 }

@@ -22,10 +22,7 @@ impl Identity {
     /// The calling process.
     pub fn own() -> Self {
         let pid = std::process::id().cast_signed();
-        Self {
-            pid,
-            start: start_time(pid).unwrap_or_default(),
-        }
+        Self { pid, start: start_time(pid).unwrap_or_default() }
     }
 
     /// True while it runs.
@@ -65,19 +62,12 @@ pub enum Program {
 }
 
 fn program(argv: &[&[u8]]) -> Option<Program> {
-    let name = |arg: &[u8]| {
-        arg.rsplit(|b| *b == b'/')
-            .next()
-            .unwrap_or_default()
-            .to_vec()
-    };
+    let name = |arg: &[u8]| arg.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
     match name(argv.first()?).as_slice() {
         b"rubelet" | b"kubelet" => Some(Program::Kubelet),
         b"containerd" => Some(Program::Containerd),
         b"containerd-shim-runc-v2" => Some(Program::Shim),
-        n if n.starts_with(b"python") && name(argv.get(1)?) == b"registry.py" => {
-            Some(Program::Registry)
-        }
+        n if n.starts_with(b"python") && name(argv.get(1)?) == b"registry.py" => Some(Program::Registry),
         _ => None,
     }
 }
@@ -93,9 +83,7 @@ pub fn working_in(dir: &Path) -> Vec<(i32, Program)> {
             let line = fs::read(entry.path().join("cmdline")).ok()?;
             let argv: Vec<&[u8]> = line.split(|b| *b == 0).collect();
             let found = program(&argv)?;
-            argv.iter()
-                .any(|arg| names(arg, dir))
-                .then_some((pid, found))
+            argv.iter().any(|arg| names(arg, dir)).then_some((pid, found))
         })
         .collect()
 }
@@ -103,26 +91,15 @@ pub fn working_in(dir: &Path) -> Vec<(i32, Program)> {
 /// True when the argument is a path below `dir`, alone, after `=` or after `unix://`.
 fn names(arg: &[u8], dir: &Path) -> bool {
     let dir = dir.as_os_str().as_bytes();
-    let at = |start: usize| {
-        arg[start..].starts_with(dir) && matches!(arg.get(start + dir.len()), None | Some(b'/'))
-    };
+    let at = |start: usize| arg[start..].starts_with(dir) && matches!(arg.get(start + dir.len()), None | Some(b'/'));
     at(0) || (1..arg.len()).any(|i| matches!(arg[i - 1], b'=' | b'/') && arg[i] == b'/' && at(i))
 }
 
 /// The children of a process, of all its threads.
 pub fn children(pid: i32) -> BTreeSet<i32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten()
-        .flatten();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
-    lists
-        .flat_map(|l| {
-            l.split_whitespace()
-                .filter_map(|p| p.parse().ok())
-                .collect::<Vec<i32>>()
-        })
-        .collect()
+    lists.flat_map(|l| l.split_whitespace().filter_map(|p| p.parse().ok()).collect::<Vec<i32>>()).collect()
 }
 
 /// Ends the processes of one program below `dir`: `SIGTERM`, after `grace` `SIGKILL`. False when one is still there 5 s later.
@@ -162,31 +139,16 @@ mod tests {
     fn knows_itself_and_not_another_life() {
         let own = Identity::own();
         assert!(own.alive());
-        assert!(
-            !Identity {
-                start: own.start + 1,
-                ..own
-            }
-            .alive()
-        );
+        assert!(!Identity { start: own.start + 1, ..own }.alive());
     }
 
     #[test]
     fn tells_programs_apart() {
         let of = |line: &str| program(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
         assert_eq!(of("/usr/bin/containerd -c /x"), Some(Program::Containerd));
-        assert_eq!(
-            of("/usr/bin/containerd-shim-runc-v2 -address /x"),
-            Some(Program::Shim)
-        );
-        assert_eq!(
-            of("target/release/rubelet --root-dir /x"),
-            Some(Program::Kubelet)
-        );
-        assert_eq!(
-            of("python3 /w/lab/registry.py --port 1"),
-            Some(Program::Registry)
-        );
+        assert_eq!(of("/usr/bin/containerd-shim-runc-v2 -address /x"), Some(Program::Shim));
+        assert_eq!(of("target/release/rubelet --root-dir /x"), Some(Program::Kubelet));
+        assert_eq!(of("python3 /w/lab/registry.py --port 1"), Some(Program::Registry));
         assert_eq!(of("python3 /w/other.py"), None);
         assert_eq!(of("tail -f /x/containerd"), None);
     }
@@ -202,12 +164,7 @@ mod tests {
         ] {
             assert!(names(yes.as_bytes(), dir), "{yes}");
         }
-        for no in [
-            "/var/tmp/rubelet-e2e-10/a",
-            "/home/var/tmp/rubelet-e2e-1/a",
-            "x",
-            "",
-        ] {
+        for no in ["/var/tmp/rubelet-e2e-10/a", "/home/var/tmp/rubelet-e2e-1/a", "x", ""] {
             assert!(!names(no.as_bytes(), dir), "{no}");
         }
     }

@@ -99,28 +99,16 @@ impl Stage {
                 cgroup: format!("/{PREFIX}{number}"),
                 forwarding: network::forwarding(),
                 no_host_port_chains: !iptables::has_host_port_chains(),
-                missing_folders: SHARED
-                    .iter()
-                    .map(PathBuf::from)
-                    .filter(|d| !d.exists())
-                    .collect(),
+                missing_folders: SHARED.iter().map(PathBuf::from).filter(|d| !d.exists()).collect(),
             };
             let text = serde_json::to_vec_pretty(&record)?;
-            fs::write(dir.join(RECORD), text)
-                .with_context(|| format!("cannot write to {}", dir.display()))?;
-            let stage = Self {
-                dir,
-                record,
-                containerd: None,
-                closed: false,
-            };
+            fs::write(dir.join(RECORD), text).with_context(|| format!("cannot write to {}", dir.display()))?;
+            let stage = Self { dir, record, containerd: None, closed: false };
             cgroup::create(&stage.record.cgroup)?;
             network::create_bridge(&stage.record.bridge)?;
             return Ok(stage);
         }
-        bail!(
-            "no free subnet 10.{SUBNET}.N.0/24: `cargo xtask tidy` removes what earlier runs left"
-        )
+        bail!("no free subnet 10.{SUBNET}.N.0/24: `cargo xtask tidy` removes what earlier runs left")
     }
 
     /// Its directory.
@@ -152,16 +140,10 @@ impl Stage {
     ///
     /// # Errors
     /// With the end of containerd's log when it does not come up within 30 s.
-    pub fn start_containerd(
-        &mut self,
-        runtime: &Containerd,
-        images: &[PathBuf],
-        host_ports: bool,
-    ) -> Result<()> {
+    pub fn start_containerd(&mut self, runtime: &Containerd, images: &[PathBuf], host_ports: bool) -> Result<()> {
         let dir = &self.dir;
         for sub in ["cni", "hosts", "ipam"] {
-            fs::create_dir_all(dir.join(sub))
-                .with_context(|| format!("cannot make {}/{sub}", dir.display()))?;
+            fs::create_dir_all(dir.join(sub)).with_context(|| format!("cannot make {}/{sub}", dir.display()))?;
         }
         let mut plugins = vec![json!({
             "type": "bridge", "bridge": self.record.bridge, "isGateway": true, "hairpinMode": true,
@@ -173,21 +155,11 @@ impl Stage {
         }
         let list = json!({"cniVersion": "0.4.0", "name": self.record.network, "plugins": plugins});
         fs::write(dir.join("cni/10-stage.conflist"), list.to_string())?;
-        let text = config(&Layout {
-            dir,
-            major: runtime.major(),
-            cni: &cni_plugins()?,
-            snapshotter: snapshotter(dir),
-        });
+        let text = config(&Layout { dir, major: runtime.major(), cni: &cni_plugins()?, snapshotter: snapshotter(dir) });
         let file = dir.join("containerd.toml");
         fs::write(&file, text)?;
         let log = fs::File::create(self.containerd_log())?;
-        let mut path = runtime
-            .program
-            .parent()
-            .unwrap_or(Path::new("/usr/bin"))
-            .as_os_str()
-            .to_owned();
+        let mut path = runtime.program.parent().unwrap_or(Path::new("/usr/bin")).as_os_str().to_owned();
         path.push(":");
         path.push(std::env::var_os("PATH").unwrap_or_default());
         path.push(":/usr/local/sbin:/usr/sbin:/sbin");
@@ -204,13 +176,7 @@ impl Stage {
             .with_context(|| format!("cannot start {}", runtime.program.display()))?;
         let child = self.containerd.insert(child);
         let socket = dir.join("containerd.sock");
-        let ctr = |args: &[&str]| {
-            Command::new(&runtime.ctr)
-                .arg("-a")
-                .arg(&socket)
-                .args(args)
-                .output()
-        };
+        let ctr = |args: &[&str]| Command::new(&runtime.ctr).arg("-a").arg(&socket).args(args).output();
         let mut ended = None;
         let up = crate::poll(Duration::from_secs(30), || {
             ended = child.try_wait().ok().flatten();
@@ -218,22 +184,14 @@ impl Stage {
         });
         if !up || ended.is_some() {
             let log = crate::tail(&self.dir.join("containerd.log"), 15);
-            let how = ended.map_or("did not answer within 30 s".to_owned(), |s| {
-                format!("ended ({s})")
-            });
-            bail!(
-                "containerd {} {how}; the end of its log:\n{log}",
-                runtime.version
-            );
+            let how = ended.map_or("did not answer within 30 s".to_owned(), |s| format!("ended ({s})"));
+            bail!("containerd {} {how}; the end of its log:\n{log}", runtime.version);
         }
         for image in images {
             let name = image.display().to_string();
             let out = ctr(&["-n", "k8s.io", "images", "import", &name])?;
             if !out.status.success() {
-                bail!(
-                    "containerd cannot import {name}: {}",
-                    String::from_utf8_lossy(&out.stderr).trim()
-                );
+                bail!("containerd cannot import {name}: {}", String::from_utf8_lossy(&out.stderr).trim());
             }
         }
         Ok(())
@@ -293,21 +251,10 @@ impl Remains {
 
 /// The stages whose owner is no more. Only root's directories count: anybody may write to `/var/tmp`.
 pub fn remains() -> Vec<Remains> {
-    let own = |dir: &Path| {
-        fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == 0 && m.mode() & 0o022 == 0)
-    };
-    let entries = fs::read_dir(BASE)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|e| e.path());
+    let own = |dir: &Path| fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == 0 && m.mode() & 0o022 == 0);
+    let entries = fs::read_dir(BASE).into_iter().flatten().flatten().map(|e| e.path());
     let mut found: Vec<Remains> = entries
-        .filter(|dir| {
-            dir.file_name()
-                .and_then(|n| n.to_str())
-                .is_some_and(|n| n.starts_with(PREFIX))
-                && own(dir)
-        })
+        .filter(|dir| dir.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(PREFIX)) && own(dir))
         .filter_map(|dir| {
             let record: Record = serde_json::from_slice(&fs::read(dir.join(RECORD)).ok()?).ok()?;
             (!record.owner.alive()).then_some(Remains { dir, record })
@@ -321,21 +268,9 @@ pub fn remains() -> Vec<Remains> {
 fn snapshotter(dir: &Path) -> &'static str {
     const OVERLAYFS: i64 = 0x794c_7630;
     let stacked = rustix::fs::statfs(dir).is_ok_and(|s| s.f_type == OVERLAYFS);
-    let known = || {
-        fs::read_to_string("/proc/filesystems")
-            .is_ok_and(|f| f.lines().any(|l| l.ends_with("\toverlay")))
-    };
-    let load = || {
-        Command::new("modprobe")
-            .arg("overlay")
-            .output()
-            .is_ok_and(|o| o.status.success())
-    };
-    if !stacked && (known() || load()) {
-        "overlayfs"
-    } else {
-        "native"
-    }
+    let known = || fs::read_to_string("/proc/filesystems").is_ok_and(|f| f.lines().any(|l| l.ends_with("\toverlay")));
+    let load = || Command::new("modprobe").arg("overlay").output().is_ok_and(|o| o.status.success());
+    if !stacked && (known() || load()) { "overlayfs" } else { "native" }
 }
 
 /// Takes a stage down, in the order in which nothing can come back: who starts things, then what runs, then what it ran on.
@@ -343,11 +278,7 @@ fn wipe(dir: &Path, record: &Record) -> Result<()> {
     let mut steps: Vec<Result<()>> = Vec::new();
     let sockets = shim_sockets(dir);
     let sandboxes = sandboxes(dir);
-    for (program, grace) in [
-        (Program::Kubelet, 0),
-        (Program::Registry, 0),
-        (Program::Containerd, 5),
-    ] {
+    for (program, grace) in [(Program::Kubelet, 0), (Program::Registry, 0), (Program::Containerd, 5)] {
         if !end(dir, program, Duration::from_secs(grace)) {
             steps.push(Err(anyhow!("{program:?} does not end")));
         }
@@ -362,10 +293,7 @@ fn wipe(dir: &Path, record: &Record) -> Result<()> {
     steps.push(cgroup::remove(&record.cgroup));
     steps.push(mounts::detach(dir));
     steps.push(network::remove_bridge(&record.bridge));
-    steps.push(iptables::remove(
-        &record.network,
-        record.no_host_port_chains,
-    ));
+    steps.push(iptables::remove(&record.network, record.no_host_port_chains));
     for socket in sockets {
         let _ = fs::remove_file(socket);
     }
@@ -378,10 +306,7 @@ fn wipe(dir: &Path, record: &Record) -> Result<()> {
         let _ = fs::remove_dir(folder);
     }
     network::restore_forwarding(&record.forwarding);
-    let left: Vec<String> = steps
-        .into_iter()
-        .filter_map(|s| s.err().map(|e| format!("{e:#}")))
-        .collect();
+    let left: Vec<String> = steps.into_iter().filter_map(|s| s.err().map(|e| format!("{e:#}"))).collect();
     if !left.is_empty() {
         bail!(left.join("; "));
     }
@@ -392,25 +317,14 @@ fn wipe(dir: &Path, record: &Record) -> Result<()> {
 /// The sockets of the shims lie in `/run/containerd/s`; each bundle says which is its own (`address` in 1.x, `bootstrap.json` in 2.x).
 fn shim_sockets(dir: &Path) -> Vec<PathBuf> {
     let tasks = dir.join("state/io.containerd.runtime.v2.task");
-    let list = |d: &Path| {
-        fs::read_dir(d)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.path())
-            .collect::<Vec<_>>()
-    };
-    let bundles = list(&tasks)
-        .into_iter()
-        .flat_map(|namespace| list(&namespace));
+    let list = |d: &Path| fs::read_dir(d).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
+    let bundles = list(&tasks).into_iter().flat_map(|namespace| list(&namespace));
     let files = bundles.flat_map(|b| [b.join("address"), b.join("bootstrap.json")]);
     files
         .filter_map(|f| {
             let text = fs::read_to_string(f).ok()?;
             let path = &text[text.find("/run/containerd/s/")?..];
-            let end = path
-                .find(|c: char| !c.is_ascii_alphanumeric() && c != '/')
-                .unwrap_or(path.len());
+            let end = path.find(|c: char| !c.is_ascii_alphanumeric() && c != '/').unwrap_or(path.len());
             Some(PathBuf::from(&path[..end]))
         })
         .collect()
@@ -418,28 +332,17 @@ fn shim_sockets(dir: &Path) -> Vec<PathBuf> {
 
 /// The ids of the sandboxes that containerd knows.
 fn sandboxes(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir.join("containerd/io.containerd.grpc.v1.cri/sandboxes"))
-        .into_iter()
-        .flatten();
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
-        .collect()
+    let entries = fs::read_dir(dir.join("containerd/io.containerd.grpc.v1.cri/sandboxes")).into_iter().flatten();
+    entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
 }
 
 /// CNI keeps each network's last result for a sandbox, in a place that cannot be configured.
 fn remove_cached_results(record: &Record, sandboxes: &[String]) {
-    for entry in fs::read_dir("/var/lib/cni/results")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in fs::read_dir("/var/lib/cni/results").into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        let loopback = name
-            .strip_prefix("cni-loopback-")
-            .and_then(|n| n.strip_suffix("-lo"));
+        let loopback = name.strip_prefix("cni-loopback-").and_then(|n| n.strip_suffix("-lo"));
         if name.starts_with(&format!("{}-", record.network))
             || loopback.is_some_and(|id| sandboxes.iter().any(|s| s == id))
         {
@@ -448,13 +351,9 @@ fn remove_cached_results(record: &Record, sandboxes: &[String]) {
     }
 }
 
-/// A kubelet links each container's log from `/var/log/containers`.
-fn remove_log_links(dir: &Path) {
-    for entry in fs::read_dir("/var/log/containers")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+/// Removes the links from `/var/log/containers` into `dir`: a kubelet that is killed leaves them.
+pub fn remove_log_links(dir: &Path) {
+    for entry in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {
         if fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(dir)) {
             let _ = fs::remove_file(entry.path());
         }

@@ -9,9 +9,7 @@ use rig::containerd::{BUSYBOX, Containerd};
 use rig::{Stage, lab, remains};
 
 fn images() -> Vec<PathBuf> {
-    ["pause", "busybox"]
-        .map(|n| lab().join(format!("images/small/{n}.tar")))
-        .to_vec()
+    ["pause", "busybox"].map(|n| lab().join(format!("images/small/{n}.tar"))).to_vec()
 }
 
 /// What a stage may leave on the host, one thing a line.
@@ -35,26 +33,10 @@ fn traces() -> BTreeSet<String> {
         .flat_map(|f| std::fs::read_dir(f).into_iter().flatten().flatten())
         .map(|e| e.path().display().to_string())
         .collect();
-    let rules = Command::new("iptables-save")
-        .output()
-        .map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
-    all.extend(
-        rules
-            .unwrap_or_default()
-            .lines()
-            .filter(|l| l.contains("CNI"))
-            .map(str::to_owned),
-    );
-    all.extend(
-        std::fs::read_to_string("/proc/self/mounts")
-            .unwrap()
-            .lines()
-            .map(str::to_owned),
-    );
-    all.insert(format!(
-        "ip_forward {}",
-        std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap()
-    ));
+    let rules = Command::new("iptables-save").output().map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+    all.extend(rules.unwrap_or_default().lines().filter(|l| l.contains("CNI")).map(str::to_owned));
+    all.extend(std::fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
+    all.insert(format!("ip_forward {}", std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap()));
     all
 }
 
@@ -62,10 +44,7 @@ fn assert_same(before: &BTreeSet<String>, version: &str) {
     let after = traces();
     let new: Vec<&String> = after.difference(before).collect();
     let gone: Vec<&String> = before.difference(&after).collect();
-    assert!(
-        new.is_empty() && gone.is_empty(),
-        "containerd {version}: new {new:#?}, gone {gone:#?}"
-    );
+    assert!(new.is_empty() && gone.is_empty(), "containerd {version}: new {new:#?}, gone {gone:#?}");
 }
 
 /// Starts a container below the stage's cgroup, as a pod's would be, without a kubelet.
@@ -92,18 +71,11 @@ fn run(stage: &Stage, runtime: &Containerd) {
         ])
         .output()
         .unwrap();
-    assert!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
 fn both() -> Vec<Containerd> {
-    [Containerd::reference(), Containerd::system()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [Containerd::reference(), Containerd::system()].into_iter().flatten().collect()
 }
 
 #[test]
