@@ -52,29 +52,63 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
     ("shutdownGracePeriod", Level::Warn, "node shutdown is not held up"),
     ("shutdownGracePeriodCriticalPods", Level::Warn, "node shutdown is not held up"),
     ("shutdownGracePeriodByPodPriority", Level::Warn, "node shutdown is not held up"),
-    ("memorySwap.swapBehavior", Level::Warn, "pods do not get swap"),
     ("userNamespaces", Level::Warn, "pods do not get user namespaces"),
     ("tracing", Level::Warn, "no traces are sent"),
     ("registerWithTaints", Level::Warn, "the node is not registered"),
     ("showHiddenMetricsForVersion", Level::Warn, "there are no hidden metrics"),
     ("enableSystemLogQuery", Level::Warn, "/logs cannot be queried"),
     ("logging.options", Level::Warn, "log lines are not split or buffered by level"),
+    ("port", Level::Warn, "the HTTPS endpoint is not served"),
+    ("tlsCertFile", Level::Warn, "the HTTPS endpoint is not served"),
+    ("tlsPrivateKeyFile", Level::Warn, "the HTTPS endpoint is not served"),
+    ("enableDebuggingHandlers", Level::Warn, "the HTTPS endpoint is not served"),
+    ("enableProfilingHandler", Level::Warn, "the HTTPS endpoint is not served"),
+    ("enableDebugFlagsHandler", Level::Warn, "the HTTPS endpoint is not served"),
+    ("enableSystemLogHandler", Level::Warn, "the HTTPS endpoint is not served"),
+    ("streamingConnectionIdleTimeout", Level::Warn, "the HTTPS endpoint is not served"),
+    ("eventRecordQPS", Level::Warn, "there is no API server to send events to"),
+    ("eventBurst", Level::Warn, "there is no API server to send events to"),
+    ("kubeAPIQPS", Level::Warn, "there is no API server to talk to"),
+    ("kubeAPIBurst", Level::Warn, "there is no API server to talk to"),
+    ("contentType", Level::Warn, "there is no API server to talk to"),
+    ("configMapAndSecretChangeDetectionStrategy", Level::Warn, "there is no API server to talk to"),
+    ("nodeStatusUpdateFrequency", Level::Warn, "the node is not registered"),
+    ("nodeStatusReportFrequency", Level::Warn, "the node is not registered"),
+    ("nodeLeaseDurationSeconds", Level::Warn, "the node is not registered"),
+    ("nodeStatusMaxImages", Level::Warn, "the node is not registered"),
+    ("providerID", Level::Warn, "the node is not registered"),
+    ("imageGCHighThresholdPercent", Level::Warn, "images are not collected"),
+    ("imageGCLowThresholdPercent", Level::Warn, "images are not collected"),
+    ("imageMinimumGCAge", Level::Warn, "images are not collected"),
+    ("imageMaximumGCAge", Level::Warn, "images are not collected"),
+    ("evictionPressureTransitionPeriod", Level::Warn, "pods are not evicted"),
+    ("volumeStatsAggPeriod", Level::Warn, "volume use is not measured"),
+    ("localStorageCapacityIsolation", Level::Warn, "local storage limits are not enforced"),
+    ("systemReservedCgroup", Level::Warn, "reserved cgroups are not written"),
+    ("kubeReservedCgroup", Level::Warn, "reserved cgroups are not written"),
+    ("makeIPTablesUtilChains", Level::Warn, "no iptables chains are made"),
 ];
 
-/// Gate, what happens when it differs from its default, why.
-pub const GATES: &[(Gate, Level, &str)] = &[
-    (Gate::CRIListStreaming, Level::Warn, "lists are fetched whole"),
-    (Gate::EventedPLEG, Level::Warn, "whether runtime events are used is found out from the runtime"),
-    (Gate::KubeletInUserNamespace, Level::Warn, "rubelet runs as root of the host"),
-    (Gate::MemoryQoS, Level::Warn, "memory.high, memory.min and memory.low are not set"),
-    (Gate::PodAndContainerStatsFromCRI, Level::Warn, "statistics are not served from the runtime"),
-    (Gate::PodLevelResourceManagers, Level::Warn, "there are no CPU and memory managers"),
-    (Gate::PodsAPI, Level::Warn, "there is no pods API socket"),
-    (Gate::QOSReserved, Level::Warn, "QoS cgroups have no memory limit"),
-    (Gate::LocalStorageCapacityIsolationFSQuotaMonitoring, Level::Warn, "emptyDir use is not measured by quota"),
-    (Gate::ReduceDefaultCrashLoopBackOffDecay, Level::Warn, "the crash back-off starts at 10s"),
-    (Gate::RuntimeClassInImageCriApi, Level::Warn, "images are pulled without a runtime handler"),
-    (Gate::SELinuxMount, Level::Warn, "volumes are not mounted with an SELinux context"),
+/// Gates that change what rubelet does. Every other gate of the kubelet that stands elsewhere than its default is named as having no effect.
+pub const HONOURED_GATES: &[Gate] = &[
+    Gate::ChangeContainerStatusOnKubeletRestart,
+    Gate::ContainerRestartRules,
+    Gate::ContainerStopSignals,
+    Gate::CPUManagerPolicyAlphaOptions,
+    Gate::CPUManagerPolicyBetaOptions,
+    Gate::CRIListStreaming,
+    Gate::CustomCPUCFSQuotaPeriod,
+    Gate::EnvFiles,
+    Gate::HostnameOverride,
+    Gate::KubeletCrashLoopBackOffMax,
+    Gate::MemoryQoS,
+    Gate::PodLevelResources,
+    Gate::PreventStaticPodAPIReferences,
+    Gate::ReduceDefaultCrashLoopBackOffDecay,
+    Gate::RestartAllContainersOnContainerExits,
+    Gate::TaintTolerationComparisonOperators,
+    Gate::TopologyManagerPolicyAlphaOptions,
+    Gate::TopologyManagerPolicyBetaOptions,
 ];
 
 /// Flag, what happens when it is given with a value, why.
@@ -86,7 +120,6 @@ pub const FLAGS: &[(&str, Level, &str)] = &[
     ("image-credential-provider-config", Level::Warn, "there are no credential provider plugins"),
     ("image-credential-provider-bin-dir", Level::Warn, "there are no credential provider plugins"),
     ("experimental-mounter-path", Level::Warn, "the system's mount is used"),
-    ("experimental-allocatable-ignore-eviction", Level::Warn, "allocatable is not computed from eviction thresholds"),
     ("exit-on-lock-contention", Level::Warn, "the lock file is not watched"),
     ("runtime-cgroups", Level::Warn, "statistics of the runtime are not kept"),
     ("housekeeping-interval", Level::Warn, "container statistics are not kept"),
@@ -116,12 +149,12 @@ pub(crate) fn check(config: &KubeletConfiguration, gates: &Gates, out: &mut Vec<
         }
     }
     let standard = Gates::default();
-    for &(gate, level, why) in GATES {
+    for &gate in Gate::ALL {
         let on = gates.enabled(gate);
-        if on != standard.enabled(gate) {
+        if on != standard.enabled(gate) && !HONOURED_GATES.contains(&gate) {
             let path = format!("featureGates.{}", gate.name());
             let what = format!("feature gate {}={on}", gate.name());
-            out.push(tell(path, level, why, &what));
+            out.push(tell(path, Level::Warn, "what it switches is not there yet", &what));
         }
     }
 }
@@ -168,6 +201,8 @@ mod tests {
                 serde_json::json!("AlwaysVerify"),
                 serde_json::json!("LimitedSwap"),
                 serde_json::json!(true),
+                serde_json::json!(false),
+                serde_json::json!("Get"),
                 serde_json::json!(7),
                 serde_json::json!("7s"),
                 serde_json::json!({"a": "b"}),

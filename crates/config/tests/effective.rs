@@ -306,7 +306,7 @@ fn all_errors_are_told_and_the_rest_is_used() {
 fn unsupported_things_are_named() {
     let base = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
     let loaded = with_file(
-        &format!("{base}cpuManagerPolicy: static\nshutdownGracePeriod: 10s\nfeatureGates: {{MemoryQoS: true}}\n"),
+        &format!("{base}cpuManagerPolicy: static\nshutdownGracePeriod: 10s\nfeatureGates: {{PodsAPI: true}}\n"),
         &["--cloud-provider=external"],
     );
     let told: Vec<_> = loaded.findings.iter().map(|f| (f.severity, f.path.as_str())).collect();
@@ -315,7 +315,7 @@ fn unsupported_things_are_named() {
         [
             (Severity::Error, "cpuManagerPolicy"),
             (Severity::Warning, "shutdownGracePeriod"),
-            (Severity::Warning, "featureGates.MemoryQoS"),
+            (Severity::Warning, "featureGates.PodsAPI"),
             (Severity::Warning, "--cloud-provider"),
         ]
     );

@@ -36,6 +36,7 @@ struct Entry {
 /// The doubling itself, with one entry for each pod and key.
 #[derive(Clone, Debug)]
 struct Curve {
+    initial: Duration,
     max: Duration,
     reset: Duration,
     entries: BTreeMap<PodUid, BTreeMap<String, Entry>>,
@@ -55,7 +56,7 @@ impl Curve {
     fn next(&self, uid: &PodUid, key: &str, hash: u32, event: Timestamp) -> Duration {
         match self.get(uid, key, hash, event) {
             Some(entry) => (entry.delay * 2).min(self.max),
-            None => INITIAL.min(self.max),
+            None => self.initial.min(self.max),
         }
     }
 
@@ -96,7 +97,12 @@ impl Default for Backoffs {
 impl Backoffs {
     /// Empty; waits grow up to `max` (`crashLoopBackOff.maxContainerRestartPeriod`).
     pub fn new(max: Duration) -> Self {
-        Self(Curve { max, reset: CRASH_RESET, entries: BTreeMap::new() })
+        Self::starting_at(INITIAL, max)
+    }
+
+    /// Empty; waits grow from `initial` up to `max` (gate ReduceDefaultCrashLoopBackOffDecay begins at 1 s).
+    pub fn starting_at(initial: Duration, max: Duration) -> Self {
+        Self(Curve { initial, max, reset: CRASH_RESET, entries: BTreeMap::new() })
     }
 
     /// The wait that still holds this container back, given when its last run ended.
@@ -150,7 +156,7 @@ pub struct PullBackoffs(Curve);
 
 impl Default for PullBackoffs {
     fn default() -> Self {
-        Self(Curve { max: MAX, reset: MAX * 2, entries: BTreeMap::new() })
+        Self(Curve { initial: INITIAL, max: MAX, reset: MAX * 2, entries: BTreeMap::new() })
     }
 }
 

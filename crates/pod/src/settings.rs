@@ -19,6 +19,8 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `syncFrequency`.
     pub sync_frequency: Duration,
+    /// First wait of the crash back-off.
+    pub first_restart_period: Duration,
     /// `crashLoopBackOff.maxContainerRestartPeriod`.
     pub max_restart_period: Duration,
     /// Gates of container restart rules.

@@ -202,7 +202,7 @@ pub fn spawn(
     let stop = tasks.stop().clone();
     let worker = Worker {
         observer: Observer::new(deps.reader.clone(), deps.host.clone()),
-        backoffs: Backoffs::new(deps.settings.max_restart_period),
+        backoffs: Backoffs::starting_at(deps.settings.first_restart_period, deps.settings.max_restart_period),
         deps,
         intent,
         stop,

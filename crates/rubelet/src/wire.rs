@@ -111,6 +111,13 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let tasks = Tasks::default();
     let registry = Arc::new(Registry::default());
     let pleg = pod::pleg::start(runtime.reader.clone(), registry.clone(), clock.clone(), metrics.clone(), &tasks);
+    if !config.pod_cidr.is_empty() {
+        let network = cri_api::v1::NetworkConfig { pod_cidr: config.pod_cidr.clone() };
+        let update = cri_api::v1::RuntimeConfig { network_config: Some(network) };
+        if let Err(e) = runtime.mutator.update_runtime_config(update).await {
+            warn!(err = &e as &dyn Error, cidr = config.pod_cidr, "Pod CIDR could not be given to the runtime");
+        }
+    }
     let restored = pod::admit::restore(&*host, flags.root_dir()).await?;
     let admit = pod::admit::start(
         node::admission_facts(&node_name, &flags, &facts, runtime.groups_policy),
@@ -120,12 +127,18 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         flags.root_dir().to_owned(),
         &tasks,
     );
+    let quick_restarts = gates.enabled(Gate::ReduceDefaultCrashLoopBackOffDecay);
     let settings = Settings {
         node_name: node_name.clone(),
         runtime_name: runtime.name.clone(),
         root_dir: flags.root_dir().to_owned(),
         sync_frequency: config.sync_frequency,
-        max_restart_period: config.crash_loop_back_off.max_container_restart_period.unwrap_or(decide::backoff::MAX),
+        first_restart_period: if quick_restarts { Duration::from_secs(1) } else { decide::backoff::INITIAL },
+        max_restart_period: config.crash_loop_back_off.max_container_restart_period.unwrap_or(if quick_restarts {
+            Duration::from_secs(60)
+        } else {
+            decide::backoff::MAX
+        }),
         restart_gates: RestartGates {
             container_restart_rules: gates.enabled(Gate::ContainerRestartRules),
             restart_all_containers: gates.enabled(Gate::RestartAllContainersOnContainerExits),
