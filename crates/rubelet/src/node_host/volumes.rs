@@ -25,6 +25,15 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
+/// The kinds of volumes whose content is the pod's own and ends with it.
+const EPHEMERAL: [&str; 5] = [
+    EMPTY_DIR,
+    "kubernetes.io~configmap",
+    "kubernetes.io~downward-api",
+    "kubernetes.io~projected",
+    "kubernetes.io~secret",
+];
+
 /// Makes the volumes of one pod.
 pub(super) struct Maker {
     pub(super) paths: Paths,
@@ -169,6 +178,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Unmounts the pod's subPaths and volumes and removes the volumes' content. Never through a mount: a volume with a foreign mount in it stays whole and is an error.
+/// Volumes of other kinds are left as they are: what lies there may be somebody's data.
 pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
     let pod_dir = paths.pod(uid);
     if !pod_dir.exists() {
@@ -176,7 +186,7 @@ pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
     }
     host::subpath::cleanup_subpaths(&paths.proc, &pod_dir, None)?;
     let mut failures = Vec::new();
-    for plugin in children(&pod_dir.join("volumes"))? {
+    for plugin in EPHEMERAL.map(|kind| pod_dir.join("volumes").join(kind)) {
         for dir in children(&plugin)? {
             if let Err(e) = take_down_one(paths, &dir) {
                 warn!(volume = %dir.display(), err = chain(&*e), "UnmountVolume.TearDown failed");
