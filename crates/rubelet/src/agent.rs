@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::cli::print;
 use crate::wire::{self, Input};
 use crate::{node, version};
 
@@ -31,16 +32,21 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
         Err(e) => return refuse(&e),
     };
     if flags.help() {
-        println!("{}", Flags::help_text());
+        print(&format!("{}\n", Flags::help_text()));
         return ExitCode::SUCCESS;
     }
     match flags.version() {
         Some(VersionRequest::Plain) => {
-            println!("Kubernetes {}", version::KUBERNETES);
+            print(&format!("Kubernetes {}\n", version::KUBERNETES));
             return ExitCode::SUCCESS;
         }
         Some(VersionRequest::Raw) => {
-            println!("Kubernetes {} rubelet {} commit {}", version::KUBERNETES, version::RUBELET, version::COMMIT);
+            print(&format!(
+                "Kubernetes {} rubelet {} commit {}\n",
+                version::KUBERNETES,
+                version::RUBELET,
+                version::COMMIT
+            ));
             return ExitCode::SUCCESS;
         }
         Some(VersionRequest::Report(_)) | None => {}
