@@ -83,7 +83,7 @@ impl Shell {
         let file = fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
         // A group of its own: Ctrl-C at the terminal comes to us, and the whole group is ended from here.
-        let mut child = command
+        let child = command
             .env("CARGO_TERM_COLOR", "never")
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
@@ -91,10 +91,11 @@ impl Shell {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {program}"))?;
+        let mut child = Group(child);
         let start = Instant::now();
         let mut shown = start;
         let ended = loop {
-            if let Some(status) = child.try_wait().with_context(|| program.clone())? {
+            if let Some(status) = child.0.try_wait().with_context(|| program.clone())? {
                 break Ok(status);
             }
             if self.stopped() {
@@ -112,9 +113,6 @@ impl Shell {
         };
         if self.terminal && start.elapsed() >= Duration::from_secs(1) {
             let _ = write!(std::io::stdout(), "\r\x1b[K");
-        }
-        if ended.is_err() {
-            end_group(&mut child);
         }
         ended
     }
@@ -144,17 +142,19 @@ impl Shell {
     }
 }
 
-/// Ends a child and its process group: `SIGINT`, after 5 s `SIGKILL`.
-fn end_group(child: &mut Child) {
-    let Some(group) = Pid::from_raw(child.id().cast_signed()) else {
-        return;
-    };
-    for signal in [Signal::INT, Signal::KILL] {
-        let _ = kill_process_group(group, signal);
-        if rig::poll(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None))) {
-            // What is left of the group, if the leader ended alone.
-            let _ = kill_process_group(group, Signal::KILL);
+/// A child with its process group. Dropped while it runs: `SIGINT`, after 5 s `SIGKILL`, to all of the group.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(None)) {
             return;
         }
+        let Some(group) = Pid::from_raw(self.0.id().cast_signed()) else { return };
+        let _ = kill_process_group(group, Signal::INT);
+        rig::poll(Duration::from_secs(5), || !matches!(self.0.try_wait(), Ok(None)));
+        // What is left of the group, also when its leader ended alone.
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = self.0.wait();
     }
 }

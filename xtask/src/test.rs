@@ -15,10 +15,10 @@ use crate::shell::{Interrupted, Shell};
 /// What to run.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Build nothing that takes minutes, and run the end-to-end tests on one containerd only
+    /// Build nothing that takes minutes, run the end-to-end tests on one containerd only, and leave out the VM
     #[arg(long)]
     quick: bool,
-    /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e
+    /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e, v2 (cgroup v2, in a VM)
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
     /// Only the tests whose names contain this
@@ -26,7 +26,7 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-const STEPS: [&str; 6] = ["rules", "fmt", "clippy", "unit", "e2e-2", "e2e-1"];
+const STEPS: [&str; 7] = ["rules", "fmt", "clippy", "unit", "e2e-2", "e2e-1", "v2"];
 
 /// How a step ended.
 enum Outcome {
@@ -63,7 +63,7 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
         }
         let second = step == "e2e-1"
             && rows.iter().any(|r| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_)));
-        if options.quick && second {
+        if options.quick && (second || step == "v2" && options.only.is_empty()) {
             continue;
         }
         println!("{step}");
@@ -81,6 +81,10 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
                 let mut command = cargo();
                 command.args(arguments).arg("--").args(&options.filter);
                 tests(shell, step, &mut command, Duration::from_secs(2400))
+            }
+            "v2" => {
+                name = "cgroup v2 (VM)".to_owned();
+                cgroup_v2(shell, &name)
             }
             _ => end_to_end(shell, options, step == "e2e-2", &mut name),
         };
@@ -152,11 +156,7 @@ fn end_to_end(shell: &Shell, options: &Options, newest: bool, name: &mut String)
         Err(e) => return Ok(Outcome::Skipped(format!("{e:#}"))),
     };
     *name = format!("e2e on containerd {}", runtime.version);
-    // Another program under test, as the Go kubelet: the same tests, to see that they ask for what it does.
-    let rubelet = match std::env::var_os("RUBELET_BIN") {
-        Some(program) => program.into(),
-        None => setup::rubelet(shell, false)?,
-    };
+    let rubelet = setup::rubelet(shell, false)?;
     let images = setup::images(shell)?;
     let mut stage = Stage::create("e2e")?;
     stage.start_containerd(&runtime, &images, true)?;
@@ -177,6 +177,32 @@ fn end_to_end(shell: &Shell, options: &Options, newest: bool, name: &mut String)
         (Outcome::Passed(counts), Err(e)) => Ok(Outcome::Failed(format!("not clean: {e:#}"), counts)),
         (skipped @ Outcome::Skipped(_), Err(_)) => Ok(skipped),
     }
+}
+
+/// Pods on a kernel with cgroup v2 alone, in User-mode Linux, with both cgroup drivers, against what the Go kubelet left there.
+fn cgroup_v2(shell: &Shell, name: &str) -> Result<Outcome> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Outcome::Skipped("needs root: inside the VM the files keep their owners".into()));
+    }
+    setup::prepare(shell)?;
+    let rubelet = setup::rubelet(shell, false)?;
+    setup::images(shell)?;
+    let lab = crate::root().join("lab/vm");
+    let last = |what: &str| rig::tail(&shell.log(what), 1).trim().to_owned();
+    let prepared = shell.run("vm-prepare", &mut Command::new(lab.join("vm-prepare")), Duration::from_secs(180));
+    match prepared {
+        Ok(status) if status.success() => {}
+        Ok(_) => return Ok(Outcome::Skipped(format!("no VM: {}", last("vm-prepare")))),
+        Err(e) if e.is::<Interrupted>() => return Err(e),
+        Err(e) => return Ok(Outcome::Skipped(format!("no VM: {e:#}"))),
+    }
+    let mut check = Command::new(lab.join("check-v2"));
+    let status = shell.run(name, check.arg(rubelet), Duration::from_secs(240))?;
+    if status.code() == Some(2) {
+        return Ok(Outcome::Skipped(last(name)));
+    }
+    let log = shell.log(name);
+    Ok(verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 60))))
 }
 
 /// Prints what ran, how long, and how it ended; the last line is the sum. True when nothing failed.

@@ -19,7 +19,7 @@ use crate::resources::{QosClass, ResourceList, has_pod_level_resources, is_criti
 use crate::text::go_list;
 
 pub use fit::{Amounts, HostPort};
-pub use sysctl::{SysctlAllowlist, SysctlPatternError};
+pub use sysctl::{SysctlAllowlist, SysctlPatternError, sysctl_name};
 
 /// Why a pod may not run here.
 #[derive(Clone, Debug, PartialEq, Eq)]

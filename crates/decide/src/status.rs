@@ -6,6 +6,7 @@ mod conditions;
 mod containers;
 mod phase;
 mod publish;
+mod resources;
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use model::api::{ContainerStatus, HostIP, PodCondition, PodIP, PodStatus, Quantity, ResourceRequirements, Time};
+use model::api::{ContainerStatus, HostIP, PodCondition, PodIP, PodStatus, Time};
 use model::observed::ObservedPod;
 use model::pod::{ContainerKind, DesiredPod};
 
@@ -22,6 +23,7 @@ use crate::restart::{self, RestartGates};
 
 pub use phase::is_terminal;
 pub use publish::{Rejection, finished, publishable, rejected};
+pub use resources::{PodResources, pod_resources};
 
 /// Go's `kubelet` shows this many bytes of termination messages for a whole pod; each container has an equal share.
 pub const MAX_TERMINATION_MESSAGES: usize = 12 * 1024;
@@ -51,15 +53,6 @@ pub struct Failure {
     pub reason: String,
     /// `status.message`.
     pub message: String,
-}
-
-/// Resources of the pod as a whole, gate `InPlacePodLevelResourcesVerticalScaling`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PodResources {
-    /// `status.allocatedResources`: effective requests.
-    pub allocated: BTreeMap<String, Quantity>,
-    /// `status.resources`.
-    pub resources: ResourceRequirements,
 }
 
 /// What a status is made from.

@@ -6,7 +6,7 @@
 //! The `allocated` checkpoint holds what each pod was admitted with, the `actuated` one what its containers were created with; both have
 //! the Go kubelet's names and format, so that either agent can take over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +32,7 @@ enum Request {
     Actuated(PodUid, String, Box<ResourceRequirements>),
     Ended(PodUid),
     Release(PodUid),
+    Retain(BTreeSet<PodUid>),
 }
 
 /// The way to the ledger's owner.
@@ -63,6 +64,11 @@ impl AdmitHandle {
     /// The pod can run nothing any more: it uses no room, though its source still holds it.
     pub async fn ended(&self, uid: &PodUid) {
         let _ = self.0.send(Request::Ended(uid.clone())).await;
+    }
+
+    /// Forgets the allocations of pods that are not among these: they went while no agent was there to see it.
+    pub async fn retain(&self, known: BTreeSet<PodUid>) {
+        let _ = self.0.send(Request::Retain(known)).await;
     }
 
     /// The pod is gone: its room is free and its allocation forgotten.
@@ -143,6 +149,7 @@ impl Admitter {
     async fn run(mut self, mut requests: mpsc::Receiver<Request>, stop: tokio_util::sync::CancellationToken) {
         loop {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => break,
                 request = requests.recv() => match request {
                     Some(request) => self.handle(request).await,
@@ -171,9 +178,21 @@ impl Admitter {
                 let _ = reply.send(verdicts);
             }
             Request::Actuated(uid, container, resources) => {
+                let level = self.allocated.get(uid.as_str()).and_then(|pod| pod.pod_level.clone());
                 let pod = self.actuated.entry(uid.to_string()).or_default();
+                pod.pod_level = level;
                 pod.containers.insert(container, *resources);
                 self.actuated_dirty = true;
+            }
+            Request::Retain(known) => {
+                for (allocations, dirty) in [
+                    (&mut self.allocated, &mut self.allocated_dirty),
+                    (&mut self.actuated, &mut self.actuated_dirty),
+                ] {
+                    let before = allocations.len();
+                    allocations.retain(|uid, _| known.contains(&PodUid::new(uid.as_str())));
+                    *dirty |= allocations.len() != before;
+                }
             }
             Request::Ended(uid) => self.ledger.release(&uid),
             Request::Release(uid) => {

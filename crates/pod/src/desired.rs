@@ -14,11 +14,12 @@
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16) and finished workers (256), both drained here without waiting for a
 //! worker. Admission is the only thing waited for; it answers within one disk write.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::resources::{self, QosClass, QosDemand};
+use decide::resources::{self, QosClass, QosDemand, qos_class};
+use decide::status::{self, Rejection};
 use model::pod::{DesiredPod, PodSource, PodUid};
 use model::timeline::{StepKind, StepResult};
 use tokio::sync::{mpsc, watch};
@@ -37,6 +38,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(60);
 
 /// The cgroups above pods are rewritten this long after a pod came or went: a burst costs one write.
 const QOS_DELAY: Duration = Duration::from_millis(100);
+/// The QoS levels are written this often in any case: pods also end by themselves.
+const QOS_PERIOD: Duration = Duration::from_secs(60);
 
 /// A worker and how to reach it.
 struct Held {
@@ -54,10 +57,12 @@ pub struct Dispatcher {
     expected: HashSet<PodSource>,
     seen: HashSet<PodSource>,
     /// What each source holds, by UID.
-    sets: HashMap<PodSource, HashMap<PodUid, DesiredPod>>,
+    sets: BTreeMap<PodSource, BTreeMap<PodUid, DesiredPod>>,
     workers: HashMap<PodUid, Held>,
     /// Full names of pods that have a worker.
     names: HashMap<String, HashSet<PodUid>>,
+    /// Pods whose worker is done, and the number of the newest pass then: what that pass and the one after it still show of them is old.
+    ended: HashMap<PodUid, u64>,
     /// Pods that wait for a full name to become free.
     queued: HashMap<String, Vec<PodUid>>,
     runtime: watch::Receiver<RuntimePods>,
@@ -85,9 +90,10 @@ impl Dispatcher {
             tasks,
             expected: expected.into_iter().collect(),
             seen: HashSet::new(),
-            sets: HashMap::new(),
+            sets: BTreeMap::new(),
             workers: HashMap::new(),
             names: HashMap::new(),
+            ended: HashMap::new(),
             queued: HashMap::new(),
             runtime,
             done_tx,
@@ -116,9 +122,19 @@ impl Dispatcher {
         loop {
             self.deps.registry.beat();
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
-                Some(set) = sets.recv() => self.take_set(set).await,
                 Some(uid) = self.done.recv() => self.worker_done(&uid).await,
+                Some(set) = sets.recv() => {
+                    // Sets that piled up while the runtime could not be listed: only the newest of each source counts.
+                    let mut newest = BTreeMap::from([(set.source, set)]);
+                    while let Ok(set) = sets.try_recv() {
+                        newest.insert(set.source, set);
+                    }
+                    for set in newest.into_values() {
+                        self.take_set(set).await;
+                    }
+                }
                 Ok(()) = self.runtime.changed() => self.end_orphans(),
                 () = sleep_until(self.qos_due) => self.update_qos().await,
                 _ = housekeeping.tick() => {
@@ -136,7 +152,7 @@ impl Dispatcher {
     /// Takes a source's new set: ends what left it, updates what changed, starts what came.
     async fn take_set(&mut self, set: SourceSet) {
         let source = set.source;
-        let mut fresh: HashMap<PodUid, DesiredPod> = HashMap::with_capacity(set.pods.len());
+        let mut fresh: BTreeMap<PodUid, DesiredPod> = BTreeMap::new();
         let mut names = HashSet::with_capacity(set.pods.len());
         let mut order = Vec::with_capacity(set.pods.len());
         for pod in set.pods {
@@ -227,7 +243,7 @@ impl Dispatcher {
     }
 
     fn is_orphan(&self, pod: &RuntimePod) -> bool {
-        !self.workers.contains_key(&pod.uid) && self.desired(&pod.uid).is_none()
+        !self.workers.contains_key(&pod.uid) && self.desired(&pod.uid).is_none() && !self.ended.contains_key(&pod.uid)
     }
 
     /// Admits pods in order and starts a worker for each; a refused one gets a worker that ends what is left of it.
@@ -255,6 +271,9 @@ impl Dispatcher {
                         StepResult::Failed(format!("{}: {}", refusal.reason, refusal.message)),
                         now,
                     );
+                    let shown =
+                        Rejection { reason: &refusal.reason, message: &refusal.message, qos_class: qos_class(&pod, true).as_str() };
+                    entry.view().status = status::rejected(&pod, &shown, now);
                     Intent::End(Ending {
                         pod: Some(pod.clone()),
                         why: EndReason::Refused { reason: refusal.reason, message: refusal.message },
@@ -268,7 +287,7 @@ impl Dispatcher {
     }
 
     fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent) {
-        self.qos_due.get_or_insert_with(|| Instant::now() + QOS_DELAY);
+        self.qos_soon();
         let uid = entry.uid.clone();
         let leaving = matches!(&intent, Intent::End(e) if e.gone);
         let (tx, rx) = watch::channel(intent);
@@ -276,6 +295,12 @@ impl Dispatcher {
         self.names.entry(full_name.clone()).or_default().insert(uid.clone());
         self.workers.insert(uid, Held { intent: tx, full_name, leaving });
         worker::spawn(self.deps.clone(), entry, rx, self.done_tx.clone(), &self.tasks);
+    }
+
+    /// The QoS levels are written again in a moment, with whatever else changes until then.
+    fn qos_soon(&mut self) {
+        let soon = Instant::now() + QOS_DELAY;
+        self.qos_due = Some(self.qos_due.map_or(soon, |due| due.min(soon)));
     }
 
     /// Tells a worker to end its pod for good.
@@ -297,7 +322,8 @@ impl Dispatcher {
             return;
         };
         self.deps.registry.remove(uid);
-        self.qos_due.get_or_insert_with(|| Instant::now() + QOS_DELAY);
+        self.ended.insert(uid.clone(), self.runtime.borrow().pass);
+        self.qos_soon();
         self.admit.release(uid.clone()).await;
         if let Some(holders) = self.names.get_mut(&held.full_name) {
             holders.remove(uid);
@@ -326,7 +352,12 @@ impl Dispatcher {
 
     /// Ends runtime pods that no source wants.
     fn end_orphans(&mut self) {
-        let runtime = self.runtime.borrow_and_update().pods.clone();
+        let (pass, runtime) = {
+            let newest = self.runtime.borrow_and_update();
+            (newest.pass, newest.pods.clone())
+        };
+        // A pass that was under way when the worker finished may still show what the worker removed; the next one does not.
+        self.ended.retain(|_, at| pass < *at + 2);
         if !*self.all_seen.borrow() {
             return;
         }
@@ -351,7 +382,7 @@ impl Dispatcher {
 
     /// Gives the QoS levels the shares that their pods ask for together.
     async fn update_qos(&mut self) {
-        self.qos_due = None;
+        self.qos_due = Some(Instant::now() + QOS_PERIOD);
         let settings = &self.deps.settings;
         if !settings.cgroups_per_qos {
             return;
@@ -361,7 +392,7 @@ impl Dispatcher {
         self.deps.metrics.desired_pods(fixed.len(), moving.len());
         self.deps.metrics.active_pods(fixed.len(), moving.len());
         let demand = QosDemand::of(&pods, true);
-        let levels: Vec<_> = [QosClass::Burstable, QosClass::BestEffort]
+        let levels: Vec<_> = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
             .into_iter()
             .map(|class| {
                 let sizes = &settings.node.hugepage_sizes;
@@ -374,45 +405,31 @@ impl Dispatcher {
         }
     }
 
-    /// Removes pod directories, pod cgroups and log directories that belong to nobody. The unknown ones are looked at, not the known.
+    /// Removes pod directories, pod cgroups, log directories and allocations that belong to nobody. The unknown ones are looked at, not the known.
     async fn housekeeping(&mut self) {
         if !*self.all_seen.borrow() {
             return;
         }
-        let host = &self.deps.host;
-        let ours = |uid: &PodUid| {
-            self.workers.contains_key(uid)
-                || self.desired(uid).is_some()
-                || self.runtime.borrow().pods.iter().any(|p| p.uid == *uid)
-        };
+        let host = self.deps.host.clone();
+        let mut found: BTreeSet<PodUid> = BTreeSet::new();
         match host.list_pod_dirs().await {
-            Ok(dirs) => {
-                for uid in dirs.into_iter().filter(|uid| !ours(uid)) {
-                    match host.remove_pod_dir(&uid).await {
-                        Ok(()) => info!(uid = %uid, "Cleaned up orphaned pod volumes dir"),
-                        Err(e) => {
-                            if self.deps.limiter.allow(&format!("orphan {uid}"), std::time::Instant::now()).is_some() {
-                                warn!(uid = %uid, err = e.chain(), "There were many similar errors. Orphaned pod found, but its directory cannot be removed");
-                            }
-                        }
-                    }
-                }
-            }
+            Ok(dirs) => found.extend(dirs),
             Err(e) => warn!(err = e.chain(), "Pod directories cannot be listed"),
         }
         match host.list_pod_cgroups().await {
-            Ok(groups) => {
-                for uid in groups.into_iter().filter(|uid| !ours(uid)) {
-                    match host.remove_pod_cgroup(&uid).await {
-                        Ok(()) => info!(uid = %uid, "Removed an orphaned pod cgroup"),
-                        Err(e) => {
-                            warn!(uid = %uid, err = e.chain(), "Orphaned pod cgroup cannot be removed")
-                        }
-                    }
-                }
-            }
+            Ok(groups) => found.extend(groups),
             Err(e) => warn!(err = e.chain(), "Pod cgroups cannot be listed"),
         }
+        // A worker of its own takes each away: a volume that hangs must hold up nobody else.
+        for uid in found {
+            let pod = RuntimePod { name: uid.to_string(), namespace: String::new(), uid, alive: false };
+            let listed = self.runtime.borrow().pods.iter().any(|p| p.uid == pod.uid);
+            if !listed && self.is_orphan(&pod) {
+                info!(uid = %pod.uid, "Orphaned pod found, cleaning up its directory and cgroup");
+                self.start_orphan(&pod);
+            }
+        }
+        self.admit.retain(self.workers.keys().chain(self.sets.values().flat_map(BTreeMap::keys)).cloned().collect()).await;
         let known: HashSet<PodUid> =
             self.workers.keys().cloned().chain(self.runtime.borrow().pods.iter().map(|p| p.uid.clone())).collect();
         if let Err(e) = host.prune_logs(&known).await {
@@ -424,7 +441,8 @@ impl Dispatcher {
 /// The desired pod of an entry that still may use resources.
 fn active(entry: &PodEntry) -> Option<DesiredPod> {
     let view = entry.view();
-    view.desired.clone().filter(|_| view.state != WorkerState::Terminated)
+    let over = view.status.phase.as_deref().is_some_and(status::is_terminal);
+    view.desired.clone().filter(|_| view.state != WorkerState::Terminated && !over)
 }
 
 /// Waits for the moment; for ever when there is none.

@@ -135,7 +135,7 @@ impl Images {
             .map_err(|e| problem("InvalidImageName", image_name::default_tag_error(asked, &e)))?;
         let spec = v1::ImageSpec {
             image: image.clone(),
-            user_specified_image: asked.to_owned(),
+            user_specified_image: String::new(),
             image_ref: String::new(),
             runtime_handler: runtime_handler.to_owned(),
             annotations: pod.meta().annotations.clone().unwrap_or_default(),
@@ -150,18 +150,19 @@ impl Images {
         match (decision, present) {
             (PullDecision::UsePresent, Some(found)) => Ok(usable(found)),
             (PullDecision::Never, _) => Err(problem("ErrImageNeverPull", image_name::never_pull_message(asked))),
-            _ => self.pull(pod, spec, sandbox).await,
+            _ => self.pull(pod, asked, spec, sandbox).await,
         }
     }
 
     async fn pull(
         &self,
         pod: &DesiredPod,
+        asked: &str,
         spec: v1::ImageSpec,
         sandbox: &v1::PodSandboxConfig,
     ) -> Result<UsableImage, ImageProblem> {
         let key = (pod.uid().clone(), spec.image.clone());
-        if let Some(waiting) = self.in_backoff(&key, &spec.user_specified_image) {
+        if let Some(waiting) = self.in_backoff(&key, asked) {
             return Err(waiting);
         }
         let _slot = match &self.slots {
@@ -198,7 +199,9 @@ impl Images {
             Err((e, reason)) => {
                 let reason = image_name::pull_error_reason(&e.message).unwrap_or(reason);
                 let message = if e.outcome == Outcome::Unreachable {
-                    format!("failed to pull image \"{image}\": {}", e.message)
+                    format!("failed to pull image \"{image}\": {}", e.rpc_text())
+                } else if reason == "ErrImagePull" {
+                    e.rpc_text()
                 } else {
                     image_name::pull_error_message(&image, &e.message)
                 };
@@ -225,7 +228,7 @@ impl Images {
         let mut backoff = lock(&self.backoff);
         backoff.waits.record_failure(&key.0, &key.1, now);
         let retry_at = backoff.waits.waits(&key.0, &key.1, now).map(|w| w.until);
-        backoff.errors.insert(key, message.clone());
+        backoff.errors.insert(key, format!("{reason}: {message}"));
         ImageProblem { reason, message, retry_at }
     }
 

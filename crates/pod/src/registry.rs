@@ -10,6 +10,7 @@ use model::api::PodStatus;
 use model::pod::{DesiredPod, PodUid};
 use model::report::StopReport;
 use model::timeline::{StepKind, StepRecord, StepResult};
+use telemetry::metrics::ContainerCounts;
 use tokio::sync::Notify;
 
 /// How many step records a pod keeps; the first ones (its start) and the newest stay.
@@ -170,16 +171,27 @@ impl PodEntry {
     }
 }
 
+/// What a pod has in the runtime, for the totals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Running {
+    /// It has a ready sandbox.
+    pub sandbox: bool,
+    /// Its containers by state.
+    pub containers: ContainerCounts,
+}
+
 /// The table of pods. Shared by reference; one entry per worker.
 #[derive(Debug)]
 pub struct Registry {
     pods: Mutex<HashMap<PodUid, Arc<PodEntry>>>,
     beat: Mutex<tokio::time::Instant>,
+    /// What each pod has in the runtime, and the sum of it: one pod's change costs that pod only.
+    running: Mutex<(HashMap<PodUid, Running>, usize, ContainerCounts)>,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { pods: Mutex::default(), beat: Mutex::new(tokio::time::Instant::now()) }
+        Self { pods: Mutex::default(), beat: Mutex::new(tokio::time::Instant::now()), running: Mutex::default() }
     }
 }
 
@@ -196,6 +208,30 @@ impl Registry {
     /// How long ago the dispatcher last gave one.
     pub fn since_beat(&self) -> std::time::Duration {
         self.beat.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    /// Notes what a pod has in the runtime; the new totals of pods and containers, when they changed. None: the pod is gone.
+    pub fn account(&self, uid: &PodUid, now: Option<Running>) -> Option<(usize, ContainerCounts)> {
+        let mut guard = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pods, sandboxes, sum) = &mut *guard;
+        let before = match now {
+            Some(now) => pods.insert(uid.clone(), now),
+            None => pods.remove(uid),
+        };
+        let (before, now) = (before.unwrap_or_default(), now.unwrap_or_default());
+        if before == now {
+            return None;
+        }
+        *sandboxes = *sandboxes + usize::from(now.sandbox) - usize::from(before.sandbox);
+        for (total, new, old) in [
+            (&mut sum.created, now.containers.created, before.containers.created),
+            (&mut sum.running, now.containers.running, before.containers.running),
+            (&mut sum.exited, now.containers.exited, before.containers.exited),
+            (&mut sum.unknown, now.containers.unknown, before.containers.unknown),
+        ] {
+            *total = *total + new - old;
+        }
+        Some((*sandboxes, *sum))
     }
 
     /// The entry of this pod.

@@ -19,7 +19,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cri::port::{RuntimeMutator, RuntimeReader};
+use cri::port::{CriError, RuntimeMutator, RuntimeReader};
 use decide::backoff::Backoffs;
 use jiff::Timestamp;
 use model::pod::{DesiredPod, PodUid};
@@ -152,13 +152,40 @@ pub(crate) enum Next {
     Ended,
 }
 
+/// How a step failed.
+pub(crate) struct StepError {
+    text: String,
+    /// It may have been done all the same.
+    unknown: bool,
+}
+
+impl StepError {
+    /// A failed runtime call, with the call's name and target.
+    pub(crate) fn call(e: &CriError) -> Self {
+        Self { text: e.to_string(), unknown: e.outcome_unknown() }
+    }
+}
+
+impl From<String> for StepError {
+    fn from(text: String) -> Self {
+        Self { text, unknown: false }
+    }
+}
+
+/// A failed runtime call in the runtime's words alone, as the API shows them.
+impl From<CriError> for StepError {
+    fn from(e: CriError) -> Self {
+        Self { unknown: e.outcome_unknown(), text: e.message }
+    }
+}
+
 /// A pull that waits for its back-off.
 #[derive(Clone, Debug)]
 pub(crate) struct FailedPull {
     /// When it is worth another try.
     pub(crate) retry_at: Timestamp,
-    /// How the last try ended.
-    pub(crate) error: String,
+    /// What the container shows until then.
+    pub(crate) message: String,
 }
 
 /// One pod's worker.
@@ -200,6 +227,12 @@ pub fn spawn(
     tasks: &Tasks,
 ) {
     let stop = tasks.stop().clone();
+    if let Some(pod) = intent.borrow().pod() {
+        deps.metrics.containers_per_pod.observe(pod.app_containers().count() as f64);
+        if let Some(seen) = pod.annotation("kubernetes.io/config.seen").and_then(|t| t.parse::<Timestamp>().ok()) {
+            deps.metrics.pod_worker_start_duration.observe(deps.clock.now().duration_since(seen).as_secs_f64());
+        }
+    }
     let worker = Worker {
         observer: Observer::new(deps.reader.clone(), deps.host.clone()),
         backoffs: Backoffs::starting_at(deps.settings.first_restart_period, deps.settings.max_restart_period),
@@ -319,21 +352,22 @@ impl Worker {
         format!("{}_{}", view.name, view.namespace)
     }
 
-    /// Runs one step under the pod's step record.
-    pub(crate) async fn step<T>(
+    /// Runs one step under the pod's step record; the error's text.
+    pub(crate) async fn step<T, E: Into<StepError>>(
         &self,
         kind: StepKind,
         subject: &str,
-        step: impl Future<Output = Result<T, String>>,
+        step: impl Future<Output = Result<T, E>>,
     ) -> Result<T, String> {
         self.entry.begin(kind, subject, self.deps.clock.now());
-        let result = step.await;
+        let result = step.await.map_err(Into::into);
         let outcome = match &result {
             Ok(_) => StepResult::Done,
-            Err(reason) => StepResult::Failed(reason.clone()),
+            Err(StepError { text, unknown: false }) => StepResult::Failed(text.clone()),
+            Err(StepError { text, unknown: true }) => StepResult::Unknown(text.clone()),
         };
         self.entry.end(kind, subject, outcome, self.deps.clock.now());
-        result
+        result.map_err(|e| e.text)
     }
 
     /// Unmounts, removes the pod's cgroup, and with `gone` everything else that is left: containers, sandboxes, logs, directories.
@@ -361,6 +395,7 @@ impl Worker {
                 (view.namespace.clone(), view.name.clone())
             };
             host.remove_pod_logs(&namespace, &name, &uid).await.map_err(|e| e.chain())?;
+            self.account(None);
             self.entry.mark(StepKind::Gone, "", StepResult::Done, self.deps.clock.now());
             info!(pod = self.name(), uid = %uid, "Pod is gone");
         }

@@ -10,6 +10,7 @@ use decide::admission;
 use decide::config::{self as requests, CgroupVersion};
 use decide::resources::{self, EvictionReserve, MemoryQos, Reservations, Reserve, ResourceList};
 use host::cgroup::CgroupLayout;
+use model::cgroup::CgroupResources;
 use model::quantity::{Format, Quantity};
 use tracing::{info, warn};
 
@@ -52,6 +53,8 @@ pub(crate) fn addresses(flags: &Flags, name: &str) -> Vec<IpAddr> {
 #[derive(Clone, Debug)]
 pub(crate) struct Resources {
     pub(crate) capacity: ResourceList,
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) max_pids: Option<u64>,
     pub(crate) allocatable: ResourceList,
     pub(crate) reservations: Reservations,
     pub(crate) memory: host::proc::MemoryInfo,
@@ -64,16 +67,16 @@ pub(crate) fn resources(
     flags: &Flags,
 ) -> Result<Resources, Box<dyn Error + Send + Sync>> {
     let (proc, sys) = (Path::new(PROC), Path::new(SYS));
-    let cpus = host::proc::cpu_count(sys)?;
+    let cpus = host::proc::online_cpus(sys)?;
     let memory = host::proc::memory(proc)?;
     let storage = host::fsx::filesystem(flags.root_dir())?;
     let huge = host::proc::huge_pages(sys)?;
     let whole = |n: u64, format| Quantity::from_value(i64::try_from(n).unwrap_or(i64::MAX), format);
-    let per_core = i64::from(config.pods_per_core) * i64::try_from(cpus)?;
+    let per_core = i64::from(config.pods_per_core) * i64::try_from(cpus.len())?;
     let max = i64::from(config.max_pods);
     let pods = if per_core > 0 { max.min(per_core) } else { max };
     let mut capacity = ResourceList::from([
-        ("cpu".to_owned(), whole(cpus as u64, Format::DecimalSI)),
+        ("cpu".to_owned(), whole(cpus.len() as u64, Format::DecimalSI)),
         ("memory".to_owned(), whole(memory.total, Format::BinarySI)),
         ("ephemeral-storage".to_owned(), whole(storage.capacity, Format::BinarySI)),
         ("pods".to_owned(), Quantity::from_value(pods, Format::DecimalSI)),
@@ -97,13 +100,30 @@ pub(crate) fn resources(
         eviction,
     };
     resources::validate_reservations(&capacity, &reservations)?;
+    let max_pids = host::proc::max_pids(proc)
+        .inspect_err(|e| warn!(err = e.full(), "The node's number of processes is not known and will not be limited"))
+        .ok();
     Ok(Resources {
         allocatable: resources::allocatable(&capacity, &reservations),
         capacity,
+        cpus,
+        max_pids,
         reservations,
         memory,
         hugepage_sizes: huge.into_iter().map(|p| p.name).collect(),
     })
+}
+
+impl Resources {
+    /// What is written into the cgroup above all pods; `enforce_pods`: `pods` is in `enforceNodeAllocatable`.
+    pub(crate) fn kubepods(&self, enforce_pods: bool) -> CgroupResources {
+        let mut capacity = self.capacity.clone();
+        // Not among the node's resources that the API shows.
+        if let Some(pids) = self.max_pids.and_then(|n| i64::try_from(n).ok()) {
+            capacity.insert(resources::PIDS.to_owned(), Quantity::from_value(pids, Format::DecimalSI));
+        }
+        resources::kubepods_resources(&capacity, &self.reservations, enforce_pods, &self.hugepage_sizes, &self.cpus)
+    }
 }
 
 /// A threshold's value: a percentage or a quantity.

@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
-use pod::ports::{ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads};
+use pod::ports::{ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads, error_chain};
 use tracing::warn;
 
 /// Where things stand on this host.
@@ -221,22 +221,6 @@ impl PodHost for NodeHost {
         let (mounted, files, proc) = (mounted.clone(), files.clone(), self.paths.proc.clone());
         blocking(format!("make the files of container {name:?}"), move || {
             let mut paths = ContainerPaths::default();
-            if has_message {
-                let dir = pod_dir.join("containers").join(&name);
-                fsx::ensure_dirs(&dir, 0o750)?;
-                let file = dir.join(&files.termination_log_name);
-                fsx::ensure_file(&file, 0o666)?;
-                paths.termination_log = Some(file);
-            }
-            if let Some(hosts) = &files.hosts {
-                let file = pod_dir.join("etc-hosts");
-                // Containers have this very file mounted: it is rewritten in place, not replaced.
-                if std::fs::read(&file).ok().as_ref() != Some(hosts) {
-                    fsx::ensure_file(&file, 0o644)?;
-                    std::fs::write(&file, hosts)?;
-                }
-                paths.hosts_file = Some(file);
-            }
             for (index, (volume, path)) in &files.sub_paths {
                 let mounted = mounted.get(volume).ok_or_else(|| format!("volume {volume:?} is not mounted"))?;
                 let bound = host::subpath::prepare_subpath(
@@ -249,8 +233,30 @@ impl PodHost for NodeHost {
                         container: &name,
                         index: *index,
                     },
-                )?;
+                )
+                .map_err(|e| {
+                    // The error's own text is for the pod's owner; what lies behind it tells of the node's files.
+                    warn!(pod = %pod_dir.display(), container = name, err = error_chain(&e), "subPath cannot be used");
+                    e.to_string()
+                })?;
                 paths.sub_paths.insert(*index, bound);
+            }
+            if let Some(hosts) = &files.hosts {
+                let file = pod_dir.join("etc-hosts");
+                // Containers have this very file mounted: it is rewritten in place, not replaced.
+                if std::fs::read(&file).ok().as_ref() != Some(hosts) {
+                    fsx::ensure_file(&file, 0o644)?;
+                    std::fs::write(&file, hosts)?;
+                }
+                paths.hosts_file = Some(file);
+            }
+            // Last, since each try makes a new one.
+            if has_message {
+                let dir = pod_dir.join("containers").join(&name);
+                fsx::ensure_dirs(&dir, 0o750)?;
+                let file = dir.join(&files.termination_log_name);
+                fsx::ensure_file(&file, 0o666)?;
+                paths.termination_log = Some(file);
             }
             Ok(paths)
         })

@@ -34,6 +34,11 @@ impl NodeView for View {
             let view = entry.view();
             let mut pod = view.desired.as_ref()?.to_pod();
             pod.status = Some(view.status.clone());
+            // The kernel's form of a sysctl's name, in which it is asked for.
+            let security = pod.spec.as_mut().and_then(|spec| spec.security_context.as_mut());
+            for sysctl in security.into_iter().flat_map(|c| c.sysctls.iter_mut().flatten()) {
+                sysctl.name = decide::admission::sysctl_name(&sysctl.name);
+            }
             Some(pod)
         };
         self.registry.all().into_iter().filter_map(shown).collect()

@@ -101,9 +101,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     ));
     if config.cgroups_per_qos {
         let enforce = config.enforce_node_allocatable.iter().any(|e| e == "pods");
-        let values =
-            resources::kubepods_resources(&facts.capacity, &facts.reservations, enforce, &facts.hugepage_sizes);
-        host.update_cgroups(&[(kubepods.clone(), values)]).await.map_err(|e| e.chain())?;
+        host.update_cgroups(&[(kubepods.clone(), facts.kubepods(enforce))]).await.map_err(|e| e.chain())?;
     }
 
     let clock = Clock::system();

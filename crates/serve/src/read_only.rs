@@ -17,6 +17,7 @@ use http::{HeaderMap, Method, StatusCode, Uri};
 use model::api::{ObjectMeta, Pod, PodSpec, PodStatus};
 use serde::Serialize;
 use serde::ser::SerializeSeq;
+use serde_json::Value;
 use telemetry::metrics::{HttpRequest, Metrics};
 
 use crate::NodeView;
@@ -72,7 +73,7 @@ impl Handler for ReadOnly {
             )),
             "/pods" | "/pods/" => {
                 let view = self.view.clone();
-                Answer::Later(Box::new(move || json(StatusCode::OK, &PodList::new(&view.pods()))))
+                Answer::Later(Box::new(move || json(StatusCode::OK, &PodList::new(&complete(view.pods())))))
             }
             _ => Answer::Now(unknown(method, path)),
         }
@@ -152,7 +153,36 @@ struct Items<'a>(&'a [Pod]);
 struct Item<'a> {
     metadata: &'a ObjectMeta,
     spec: &'a PodSpec,
-    status: &'a PodStatus,
+    status: Status<'a>,
+}
+
+/// A status whose conditions have all the fields of Go's encoding: a time that is not set is null there.
+struct Status<'a>(&'a PodStatus);
+
+impl Serialize for Status<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut value = serde_json::to_value(self.0).map_err(serde::ser::Error::custom)?;
+        let conditions = value.get_mut("conditions").and_then(Value::as_array_mut).into_iter().flatten();
+        for condition in conditions.filter_map(Value::as_object_mut) {
+            for time in ["lastProbeTime", "lastTransitionTime"] {
+                condition.entry(time).or_insert(Value::Null);
+            }
+        }
+        value.serialize(serializer)
+    }
+}
+
+/// Go's encoding shows a container's resources also when there are none.
+fn complete(mut pods: Vec<Pod>) -> Vec<Pod> {
+    for spec in pods.iter_mut().filter_map(|pod| pod.spec.as_mut()) {
+        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+            container.resources.get_or_insert_default();
+        }
+        for container in spec.ephemeral_containers.iter_mut().flatten() {
+            container.resources.get_or_insert_default();
+        }
+    }
+    pods
 }
 
 impl<'a> PodList<'a> {
@@ -170,7 +200,7 @@ impl Serialize for Items<'_> {
             items.serialize_element(&Item {
                 metadata: &pod.metadata,
                 spec: pod.spec.as_ref().unwrap_or(&no_spec),
-                status: pod.status.as_ref().unwrap_or(&no_status),
+                status: Status(pod.status.as_ref().unwrap_or(&no_status)),
             })?;
         }
         items.end()
@@ -179,6 +209,8 @@ impl Serialize for Items<'_> {
 
 #[cfg(test)]
 mod tests {
+    use model::api::{Container, PodCondition};
+
     use super::*;
 
     #[test]
@@ -216,13 +248,21 @@ mod tests {
             serde_json::to_string(&PodList::new(&[])).unwrap(),
             r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#
         );
-        let pod = Pod { metadata: ObjectMeta { name: Some("web".into()), ..ObjectMeta::default() }, ..Pod::default() };
+        let mut pod = Pod { metadata: ObjectMeta { name: Some("web".into()), ..ObjectMeta::default() }, ..Pod::default() };
         assert_eq!(
-            serde_json::to_string(&PodList::new(&[pod])).unwrap(),
+            serde_json::to_string(&PodList::new(&complete(vec![pod.clone()]))).unwrap(),
             concat!(
                 r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":["#,
                 r#"{"metadata":{"name":"web"},"spec":{"containers":[]},"status":{}}]}"#
             )
         );
+        let container = Container { name: "c".into(), ..Container::default() };
+        pod.spec = Some(PodSpec { containers: vec![container], ..PodSpec::default() });
+        let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..PodCondition::default() };
+        pod.status = Some(PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() });
+        let item = &serde_json::to_value(PodList::new(&complete(vec![pod]))).unwrap()["items"][0];
+        assert_eq!(item["spec"]["containers"][0], serde_json::json!({"name": "c", "resources": {}}));
+        let condition = serde_json::json!({"type": "Ready", "status": "True", "lastProbeTime": null, "lastTransitionTime": null});
+        assert_eq!(item["status"]["conditions"][0], condition);
     }
 }

@@ -34,6 +34,8 @@ pub struct Options {
     pub flags: Vec<String>,
     /// Another program than `RUBELET_BIN`.
     pub program: Option<PathBuf>,
+    /// The containerd of another stage than the one that all tests share.
+    pub socket: Option<PathBuf>,
 }
 
 impl Options {
@@ -48,6 +50,13 @@ impl Options {
     #[must_use]
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
+        self
+    }
+
+    /// On a stage of the test's own, which must outlive the node.
+    #[must_use]
+    pub fn on(mut self, stage: &rig::Stage) -> Self {
+        self.socket = Some(stage.socket());
         self
     }
 }
@@ -94,7 +103,8 @@ impl Node {
     #[track_caller]
     pub fn prepare(options: Options) -> Self {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(socket) = std::env::var_os("RUBELET_E2E_CONTAINERD_SOCK").map(PathBuf::from) else {
+        let shared = || std::env::var_os("RUBELET_E2E_CONTAINERD_SOCK").map(PathBuf::from);
+        let Some(socket) = options.socket.or_else(shared) else {
             panic!("no containerd: run this test with `cargo xtask test --only e2e`, or on a `cargo xtask containerd`");
         };
         let stage = socket.parent().unwrap_or(Path::new("/")).to_owned();

@@ -301,6 +301,11 @@ impl FakeRuntime {
         self.with(|state| state.containers.get(container_id).map(|c| c.config.clone()))
     }
 
+    /// The sandbox that a container is in.
+    pub fn sandbox_of(&self, container_id: &str) -> Option<String> {
+        self.with(|state| state.containers.get(container_id).map(|c| c.sandbox.clone()))
+    }
+
     /// What a sandbox was run from.
     pub fn sandbox_config(&self, sandbox_id: &str) -> Option<v1::PodSandboxConfig> {
         self.with(|state| state.sandboxes.get(sandbox_id).map(|s| s.config.clone()))

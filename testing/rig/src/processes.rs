@@ -64,10 +64,11 @@ pub enum Program {
 fn program(argv: &[&[u8]]) -> Option<Program> {
     let name = |arg: &[u8]| arg.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
     match name(argv.first()?).as_slice() {
-        b"rubelet" | b"kubelet" => Some(Program::Kubelet),
         b"containerd" => Some(Program::Containerd),
         b"containerd-shim-runc-v2" => Some(Program::Shim),
         n if n.starts_with(b"python") && name(argv.get(1)?) == b"registry.py" => Some(Program::Registry),
+        // Whatever its name (`RUBELET_BIN`): it is told apart by the flag that every kubelet here gets.
+        _ if argv.iter().any(|a| *a == b"--root-dir" || a.starts_with(b"--root-dir=")) => Some(Program::Kubelet),
         _ => None,
     }
 }
@@ -148,6 +149,7 @@ mod tests {
         assert_eq!(of("/usr/bin/containerd -c /x"), Some(Program::Containerd));
         assert_eq!(of("/usr/bin/containerd-shim-runc-v2 -address /x"), Some(Program::Shim));
         assert_eq!(of("target/release/rubelet --root-dir /x"), Some(Program::Kubelet));
+        assert_eq!(of("/tmp/other --v=2 --root-dir=/x"), Some(Program::Kubelet));
         assert_eq!(of("python3 /w/lab/registry.py --port 1"), Some(Program::Registry));
         assert_eq!(of("python3 /w/other.py"), None);
         assert_eq!(of("tail -f /x/containerd"), None);

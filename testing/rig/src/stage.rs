@@ -197,6 +197,14 @@ impl Stage {
         Ok(())
     }
 
+    /// `kill -9` of containerd; what runs in it goes on. [`Stage::start_containerd`] starts it again, without images to import.
+    pub fn kill_containerd(&mut self) {
+        if let Some(mut child) = self.containerd.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
     /// Removes everything; what is still there afterwards is the error.
     ///
     /// # Errors

@@ -1,1 +1,64 @@
-//! sim
+//! A simulated node: the real rooms of crate `pod` on a virtual clock, over a runtime and a host in memory that fail on demand.
+//!
+//! ```text
+//!   manifests in memory ─▶ source ─▶ dispatcher ─▶ workers ─▶ [ports] ─▶ fake runtime, fake host
+//!                                                               │
+//!                                                               ├─▶ checker: what must always hold
+//!                                                               └─▶ crash: from here on the agent reaches nothing any more
+//! ```
+//!
+//! A [`Node`] lives on one thread with tokio's clock paused, so an hour takes milliseconds and the same seed gives the same run.
+//! Everything that the agent asks of the outside goes through [`ports`]; there the [`check::Checker`] sees it, and there the agent can be cut
+//! off after any call, as by `kill -9`. [`scenario`] makes whole runs from one number.
+
+pub mod check;
+pub mod host;
+pub mod manifests;
+pub mod node;
+pub mod ports;
+pub mod scenario;
+pub mod world;
+
+pub use host::{HostFault, HostRule};
+pub use manifests::{Container, Manifest};
+pub use node::{Node, Setup};
+
+/// Runs a simulation on a thread of its own clock. With `SIM_LOG` set (as `debug` or `pod=debug`) the agent's log goes to stderr.
+pub fn run<T>(simulation: impl Future<Output = T>) -> T {
+    log();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(simulation),
+        Err(e) => panic!("no runtime for the simulation: {e}"),
+    }
+}
+
+fn log() {
+    if let Ok(filter) = std::env::var("SIM_LOG") {
+        // A second call finds the first one's subscriber in place, which is as good.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+            .with_timer(VirtualTime)
+            .with_writer(std::io::stderr)
+            .try_init();
+    }
+}
+
+thread_local! {
+    static BEGAN: std::cell::Cell<Option<tokio::time::Instant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Time since the simulation began.
+struct VirtualTime;
+
+impl tracing_subscriber::fmt::time::FormatTime for VirtualTime {
+    fn format_time(&self, w: &mut tracing_subscriber::fmt::format::Writer<'_>) -> std::fmt::Result {
+        let began = BEGAN.get().map(|at| at.elapsed());
+        write!(w, "{:10.3}", began.unwrap_or_default().as_secs_f64())
+    }
+}
+
+/// From here on the log counts.
+pub(crate) fn begin_log() {
+    BEGAN.set(Some(tokio::time::Instant::now()));
+}

@@ -98,7 +98,7 @@ impl SysctlAllowlist {
             if !valid_pattern(pattern) {
                 return Err(SysctlPatternError::Malformed(pattern.clone()));
             }
-            let name = normalize(pattern);
+            let name = sysctl_name(pattern);
             let (prefix, starred) = match name.split_once('*') {
                 Some((prefix, _)) => (prefix.to_owned(), true),
                 None => (name, false),
@@ -113,7 +113,7 @@ impl SysctlAllowlist {
     pub(super) fn check(&self, pod: &DesiredPod) -> Result<(), Refusal> {
         let spec = pod.spec();
         for sysctl in spec.security_context.iter().flat_map(|s| s.sysctls.iter().flatten()) {
-            let name = normalize(&sysctl.name);
+            let name = sysctl_name(&sysctl.name);
             let found = self
                 .exact
                 .iter()
@@ -138,8 +138,8 @@ impl SysctlAllowlist {
     }
 }
 
-/// `a/b.c/d` to `a.b/c.d`: when the first separator is a slash, slashes and dots change places, as the sysctl tool does.
-pub(crate) fn normalize(name: &str) -> String {
+/// The name that the kernel's file is looked up by: `a/b.c/d` becomes `a.b/c.d`; when the first separator is a slash, slashes and dots change places, as the sysctl tool does.
+pub fn sysctl_name(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(i) if name.as_bytes()[i] == b'/' => name
             .chars()

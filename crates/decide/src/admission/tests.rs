@@ -270,8 +270,8 @@ fn sysctls() {
     for bad in ["", "net.*.x", "net..x", "Net.x", "-net.x"] {
         assert!(matches!(allowed(&[bad]), Err(SysctlPatternError::Malformed(_))), "{bad}");
     }
-    assert_eq!(sysctl::normalize("net/ipv4/conf/eth0.1/forwarding"), "net.ipv4.conf.eth0/1.forwarding");
-    assert_eq!(sysctl::normalize("net.ipv4.conf.eth0/1.forwarding"), "net.ipv4.conf.eth0/1.forwarding");
+    assert_eq!(sysctl::sysctl_name("net/ipv4/conf/eth0.1/forwarding"), "net.ipv4.conf.eth0/1.forwarding");
+    assert_eq!(sysctl::sysctl_name("net.ipv4.conf.eth0/1.forwarding"), "net.ipv4.conf.eth0/1.forwarding");
 }
 
 #[test]

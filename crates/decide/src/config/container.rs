@@ -8,6 +8,25 @@ use super::expand::expand;
 use super::facts::ContainerFacts;
 use super::{env, linux, mounts, names, security};
 
+/// Finds what [`container_config`] would refuse before anything is made for the container on disk: the facts may lack the hosts file
+/// and the targets of subPaths.
+///
+/// # Errors
+/// As [`container_config`].
+pub fn check_container(
+    pod: &DesiredPod,
+    container: ContainerEntry<'_>,
+    facts: &ContainerFacts<'_>,
+) -> Result<(), ConfigError> {
+    let mounts = container.spec.volume_mounts.iter().flatten().count();
+    let complete = ContainerFacts {
+        hosts_file: Some(String::new()),
+        sub_path_targets: (0..mounts).map(|index| (index, String::new())).collect(),
+        ..facts.clone()
+    };
+    container_config(pod, container, &complete).map(|_| ())
+}
+
 /// ContainerConfig of one container of a pod.
 ///
 /// # Errors

@@ -61,6 +61,6 @@ impl ConfigError {
 }
 
 /// `NAME_NAMESPACE(UID)`, the form in which messages name a pod.
-pub(crate) fn pod_text(pod: &DesiredPod) -> String {
+pub fn pod_text(pod: &DesiredPod) -> String {
     format!("{}({})", pod.full_name(), pod.uid())
 }

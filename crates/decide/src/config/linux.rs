@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use cri_api::v1;
+use model::api::ResourceRequirements;
 use model::pod::{ContainerEntry, DesiredPod};
 
 use super::facts::{CgroupVersion, NodeFacts, SwapBehavior};
@@ -52,6 +53,21 @@ pub fn container_resources(
         out.unified.extend(memory_qos(qos, class, memory, node));
     }
     out
+}
+
+/// Resources that a container is created with, for the actuated checkpoint: CPU and memory limits that it leaves open are the pod's own.
+pub fn created_resources(pod: &DesiredPod, container: ContainerEntry<'_>, node: &NodeFacts) -> ResourceRequirements {
+    let mut resources = container.spec.resources.clone().unwrap_or_default();
+    let of_pod = pod.spec().resources.as_ref().and_then(|r| r.limits.as_ref()).filter(|_| node.gates.pod_level_resources);
+    let own = container_limits(container);
+    for name in [CPU, MEMORY] {
+        if value(&own, name) == 0
+            && let Some(limit) = of_pod.and_then(|limits| limits.get(name))
+        {
+            resources.limits.get_or_insert_default().insert(name.into(), limit.clone());
+        }
+    }
+    resources
 }
 
 /// CPU in thousandths, memory in bytes; zero limits are none. Without request the limit stands for it.

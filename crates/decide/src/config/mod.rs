@@ -23,14 +23,14 @@ mod security;
 pub mod termination;
 mod validate;
 
-pub use container::container_config;
-pub use error::{ConfigError, Reason};
+pub use container::{check_container, container_config};
+pub use error::{ConfigError, Reason, pod_text};
 pub use facts::{
     BlockDevice, CgroupVersion, ContainerFacts, DeviceFacts, Gates, ImageUser, NodeFacts, ResolvedImage, SandboxFacts,
     SwapBehavior, UserNamespaceFacts, VolumeFact, VolumeSource,
 };
-pub use linux::container_resources;
-pub use mounts::{SubPath, needs_hosts_file, sub_path_error, sub_paths};
+pub use linux::{container_resources, created_resources};
+pub use mounts::{SubPath, needs_hosts_file, sub_path_error, sub_paths, volume_is_used};
 pub use sandbox::sandbox_config;
 pub use security::{effective_user, verify_non_root};
 

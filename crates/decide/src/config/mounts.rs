@@ -14,6 +14,14 @@ use super::go_text::quote;
 
 const HOSTS: &str = "/etc/hosts";
 
+/// True when a container mounts the volume or uses it as a block device. Go leaves all others alone, whatever they name.
+pub fn volume_is_used(pod: &DesiredPod, volume: &str) -> bool {
+    pod.containers().any(|c| {
+        c.spec.volume_mounts.iter().flatten().any(|m| m.name == volume)
+            || c.spec.volume_devices.iter().flatten().any(|d| d.name == volume)
+    })
+}
+
 /// A subPath that must be made ready before the container: opened (or made, with the volume's mode) without following links out of the
 /// volume, and bound to `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`.
 #[derive(Clone, Debug, PartialEq, Eq)]

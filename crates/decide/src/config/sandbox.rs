@@ -9,6 +9,7 @@ use model::pod::DesiredPod;
 use super::error::{ConfigError, Reason};
 use super::facts::SandboxFacts;
 use super::{hostname, linux, names, security};
+use crate::admission::sysctl_name;
 
 /// PodSandboxConfig of a pod.
 ///
@@ -48,7 +49,7 @@ pub fn sandbox_config(pod: &DesiredPod, facts: &SandboxFacts<'_>) -> Result<v1::
                 .security_context
                 .iter()
                 .flat_map(|c| c.sysctls.iter().flatten())
-                .map(|s| (s.name.clone(), s.value.clone()))
+                .map(|s| (sysctl_name(&s.name), s.value.clone()))
                 .collect(),
             overhead: Some(linux::overhead_resources(pod, facts.node)),
             resources: Some(linux::sandbox_resources(pod, facts.node, facts.exclusive_cpus)),

@@ -119,12 +119,13 @@ pub fn validate_reservations(capacity: &ResourceList, reservations: &Reservation
 }
 
 /// What is written into `kubepods`. `capacity` also has `pid` (the smaller of `pid_max` and `threads-max`). `enforce_pods`: `pods` is in
-/// `enforceNodeAllocatable`; eviction thresholds are not subtracted, so that eviction comes before the kernel.
+/// `enforceNodeAllocatable`; eviction thresholds are not subtracted, so that eviction comes before the kernel. `cpus`: all that are online.
 pub fn kubepods_resources(
     capacity: &ResourceList,
     reservations: &Reservations,
     enforce_pods: bool,
     hugepage_sizes: &[String],
+    cpus: &[usize],
 ) -> CgroupResources {
     let mut left = capacity.clone();
     if enforce_pods {
@@ -137,7 +138,11 @@ pub fn kubepods_resources(
             }
         }
     }
-    enforced_reservation(&left, false, hugepage_sizes)
+    let mut out = enforced_reservation(&left, false, hugepage_sizes);
+    // Every CPU is no limit, but it makes systemd keep the cpuset controller on, which it would turn off again at its next reload.
+    let list: Vec<String> = cpus.iter().map(ToString::to_string).collect();
+    out.unified.insert("cpuset.cpus".into(), list.join(","));
+    out
 }
 
 /// What is written into the cgroup that `kubeReserved` or `systemReserved` is enforced on. `compressible_only`: CPU alone
@@ -230,11 +235,12 @@ mod tests {
     fn kubepods_keeps_room_for_eviction() {
         let (capacity, reservations) = node();
         let sizes = ["1GB".to_string(), "2MB".to_string()];
-        let enforced = kubepods_resources(&capacity, &reservations, true, &sizes);
+        let enforced = kubepods_resources(&capacity, &reservations, true, &sizes, &[0, 1, 3]);
         assert_eq!(enforced.memory_limit, Some(7 << 30));
         assert_eq!((enforced.cpu_shares, enforced.pids_limit), (Some(3072), Some(31_768)));
+        assert_eq!(enforced.unified, BTreeMap::from([("cpuset.cpus".into(), "0,1,3".into())]));
         assert_eq!(enforced.hugepage_limits, BTreeMap::from([("1GB".into(), 0), ("2MB".into(), 1 << 30)]));
-        let open = kubepods_resources(&capacity, &reservations, false, &sizes);
+        let open = kubepods_resources(&capacity, &reservations, false, &sizes, &[0]);
         assert_eq!((open.memory_limit, open.cpu_shares, open.pids_limit), (Some(8 << 30), Some(4096), Some(32_768)));
 
         let reserved = enforced_reservation(&reservations.kube, true, &sizes);

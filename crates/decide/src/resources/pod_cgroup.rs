@@ -149,20 +149,22 @@ impl QosDemand {
 }
 
 /// What is written into a class's cgroup, at start, each minute and after each kill. For Guaranteed, whose cgroup is `kubepods`, that
-/// is only what MemoryQoS adds.
+/// is unbounded huge pages (in place of the node's, see `kubepods_resources`) and what MemoryQoS adds.
 pub fn qos_cgroup_resources(
     class: QosClass,
     demand: &QosDemand,
     hugepage_sizes: &[String],
     memory_qos: Option<MemoryQos>,
 ) -> CgroupResources {
-    let mut out = CgroupResources::default();
+    let mut out = CgroupResources {
+        hugepage_limits: hugepage_sizes.iter().map(|size| (size.clone(), UNBOUNDED)).collect(),
+        ..CgroupResources::default()
+    };
     if class != QosClass::Guaranteed {
         out.cpu_shares = Some(match class {
             QosClass::Burstable => cpu::shares(demand.burstable_cpu),
             _ => cpu::MIN_SHARES,
         });
-        out.hugepage_limits = hugepage_sizes.iter().map(|size| (size.clone(), UNBOUNDED)).collect();
     }
     if let Some(qos) = memory_qos {
         let tiered = |bytes: i64| if qos.tiered_reservation { bytes.to_string() } else { "0".into() };
@@ -260,7 +262,8 @@ mod tests {
         let burstable = qos_cgroup_resources(QosClass::Burstable, &demand, &sizes, None);
         assert_eq!((burstable.cpu_shares, burstable.hugepage_limits["2MB"]), (Some(1280), 1 << 62));
         assert_eq!(qos_cgroup_resources(QosClass::BestEffort, &demand, &sizes, None).cpu_shares, Some(2));
-        assert_eq!(qos_cgroup_resources(QosClass::Guaranteed, &demand, &sizes, None), CgroupResources::default());
+        let kubepods = qos_cgroup_resources(QosClass::Guaranteed, &demand, &sizes, None);
+        assert_eq!((kubepods.cpu_shares, kubepods.hugepage_limits["2MB"]), (None, 1 << 62));
 
         let qos = |tiered_reservation| Some(MemoryQos { throttling_factor: 0.9, tiered_reservation, page_size: 4096 });
         let file = |class, tiered| qos_cgroup_resources(class, &demand, &[], qos(tiered)).unified;

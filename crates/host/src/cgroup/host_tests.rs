@@ -3,6 +3,7 @@
 use std::process::{Child, Command};
 use std::sync::Mutex;
 
+use super::super::PropertyValue;
 use super::*;
 use crate::testing::{get, put};
 
@@ -179,7 +180,7 @@ impl SliceUnits for Recorder {
         Ok(())
     }
 
-    fn set_properties(&self, unit: &str, properties: &[(&'static str, u64)]) -> CgroupResult<()> {
+    fn set_properties(&self, unit: &str, properties: &[(&'static str, PropertyValue)]) -> CgroupResult<()> {
         self.0.lock().unwrap().push(format!("set {unit} {properties:?}"));
         Ok(())
     }
@@ -210,8 +211,8 @@ fn systemd_is_told_and_the_files_are_written() {
         *slices.0.lock().unwrap(),
         [
             "start kubepods-pod1_2.slice below kubepods.slice",
-            "set kubepods-pod1_2.slice [(\"CPUWeight\", 1)]",
-            "set kubepods-pod1_2.slice [(\"TasksMax\", 7)]",
+            "set kubepods-pod1_2.slice [(\"CPUWeight\", Number(1))]",
+            "set kubepods-pod1_2.slice [(\"TasksMax\", Number(7))]",
             "stop kubepods-pod1_2.slice",
         ]
     );

@@ -19,7 +19,7 @@ pub use host::HostCgroups;
 pub use layout::CgroupLayout;
 use model::cgroup::{CgroupName, CgroupResources};
 pub use name::{cgroup_path, name_from_path, slice_unit};
-pub use systemd::{SliceUnits, SystemdBus};
+pub use systemd::{PropertyValue, SliceUnits, SystemdBus};
 pub use usage::CgroupUsage;
 pub use values::{shares_from_weight, weight_from_shares};
 

@@ -18,6 +18,15 @@ const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 const SERVICE: &str = "org.freedesktop.systemd1";
 const PATH: &str = "/org/freedesktop/systemd1";
 
+/// A resource property's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PropertyValue {
+    /// D-Bus type `t`.
+    Number(u64),
+    /// A set of CPUs, as D-Bus type `ay`: bit n of byte m is CPU 8·m + n.
+    Cpus(Vec<u8>),
+}
+
 /// Who makes slices. Every method blocks.
 pub trait SliceUnits: Send + Sync {
     /// systemd's version number.
@@ -36,7 +45,7 @@ pub trait SliceUnits: Send + Sync {
     ///
     /// # Errors
     /// systemd refuses or does not answer.
-    fn set_properties(&self, unit: &str, properties: &[(&'static str, u64)]) -> CgroupResult<()>;
+    fn set_properties(&self, unit: &str, properties: &[(&'static str, PropertyValue)]) -> CgroupResult<()>;
 
     /// Stops a slice and all in it; one that is not there counts as stopped.
     ///
@@ -179,9 +188,13 @@ impl SliceUnits for SystemdBus {
         }
     }
 
-    fn set_properties(&self, unit: &str, properties: &[(&'static str, u64)]) -> CgroupResult<()> {
+    fn set_properties(&self, unit: &str, properties: &[(&'static str, PropertyValue)]) -> CgroupResult<()> {
         self.run(format!("set properties of slice {unit}"), async |bus: &Connection| {
-            let properties: Properties<'_> = properties.iter().map(|(n, v)| (*n, Variant::new(*v))).collect();
+            let variant = |value: &PropertyValue| match value {
+                PropertyValue::Number(n) => Variant::new(*n),
+                PropertyValue::Cpus(mask) => Variant::new(mask.clone()),
+            };
+            let properties: Properties<'_> = properties.iter().map(|(n, v)| (*n, variant(v))).collect();
             call(bus, "SetUnitProperties", &(unit, true, properties)).await.map(drop)
         })
     }

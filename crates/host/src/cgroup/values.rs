@@ -2,6 +2,8 @@
 
 use model::cgroup::CgroupResources;
 
+use super::PropertyValue::{self, Cpus, Number};
+
 /// CFS period when none is given, µs (KubeletConfiguration `cpuCFSQuotaPeriod`, the kernel's default too).
 const DEFAULT_PERIOD: u64 = 100_000;
 
@@ -97,27 +99,43 @@ pub(super) fn v2(resources: &CgroupResources) -> Vec<Write> {
     writes
 }
 
+/// A kernel CPU list (`0-3,7`) as systemd's bit set.
+fn cpu_mask(list: &str) -> Option<Vec<u8>> {
+    let mut mask = Vec::new();
+    for cpu in crate::proc::parse_cpu_list(list)? {
+        if mask.len() <= cpu / 8 {
+            mask.resize(cpu / 8 + 1, 0);
+        }
+        mask[cpu / 8] |= 1 << (cpu % 8);
+    }
+    Some(mask)
+}
+
 /// Systemd's properties for the same resources (systemd.resource-control(5)), and the resources with the quota that systemd will
 /// keep: it counts whole percents of a CPU, so a quota is rounded up to 10 ms a second, and the file must get the same.
 pub(super) fn systemd(
     v2: bool,
     version: u32,
     resources: &CgroupResources,
-) -> (Vec<(&'static str, u64)>, CgroupResources) {
-    let unlimited = |value: i64| u64::try_from(value).unwrap_or(u64::MAX);
+) -> (Vec<(&'static str, PropertyValue)>, CgroupResources) {
+    let unlimited = |value: i64| Number(u64::try_from(value).unwrap_or(u64::MAX));
     let mut resources = resources.clone();
     let mut properties = Vec::new();
     if let Some(limit) = resources.memory_limit.filter(|l| *l != 0) {
         properties.push((if v2 { "MemoryMax" } else { "MemoryLimit" }, unlimited(limit)));
         if v2 && limit < 0 {
-            properties.push(("MemorySwapMax", u64::MAX));
+            properties.push(("MemorySwapMax", Number(u64::MAX)));
         }
     }
     if let Some(shares) = resources.cpu_shares {
-        properties.push(if v2 { ("CPUWeight", weight_from_shares(shares)) } else { ("CPUShares", shares) });
+        properties.push(if v2 {
+            ("CPUWeight", Number(weight_from_shares(shares)))
+        } else {
+            ("CPUShares", Number(shares))
+        });
     }
     if let Some(period) = resources.cpu_period.filter(|_| version >= 242) {
-        properties.push(("CPUQuotaPeriodUSec", period));
+        properties.push(("CPUQuotaPeriodUSec", Number(period)));
     }
     let quota = resources.cpu_quota.unwrap_or_default();
     if quota > 0 {
@@ -127,9 +145,9 @@ pub(super) fn systemd(
         if rounded != per_second {
             resources.cpu_quota = i64::try_from(u128::from(rounded) * u128::from(period) / 1_000_000).ok();
         }
-        properties.push(("CPUQuotaPerSecUSec", rounded));
+        properties.push(("CPUQuotaPerSecUSec", Number(rounded)));
     } else if quota < 0 || resources.cpu_period.is_some() {
-        properties.push(("CPUQuotaPerSecUSec", u64::MAX));
+        properties.push(("CPUQuotaPerSecUSec", Number(u64::MAX)));
     }
     if let Some(limit) = resources.pids_limit {
         properties.push(("TasksMax", unlimited(pids(limit))));
@@ -137,8 +155,10 @@ pub(super) fn systemd(
     for (file, property) in [("memory.high", "MemoryHigh"), ("memory.low", "MemoryLow"), ("memory.min", "MemoryMin")] {
         let value = resources.unified.get(file).map(|v| v.trim());
         let value = value.and_then(|v| if v == "max" { Some(u64::MAX) } else { v.parse().ok() });
-        properties.extend(value.filter(|_| v2).map(|v| (property, v)));
+        properties.extend(value.filter(|_| v2).map(|v| (property, Number(v))));
     }
+    let cpus = resources.unified.get("cpuset.cpus").filter(|_| v2 && version >= 244);
+    properties.extend(cpus.and_then(|list| Some(("AllowedCPUs", Cpus(cpu_mask(list)?)))));
     (properties, resources)
 }
 
@@ -237,27 +257,40 @@ mod tests {
         assert_eq!(
             properties,
             [
-                ("MemoryMax", 64 << 20),
-                ("CPUWeight", 39),
-                ("CPUQuotaPeriodUSec", 100_000),
-                ("CPUQuotaPerSecUSec", 500_000),
-                ("TasksMax", 100),
-                ("MemoryHigh", u64::MAX),
+                ("MemoryMax", Number(64 << 20)),
+                ("CPUWeight", Number(39)),
+                ("CPUQuotaPeriodUSec", Number(100_000)),
+                ("CPUQuotaPerSecUSec", Number(500_000)),
+                ("TasksMax", Number(100)),
+                ("MemoryHigh", Number(u64::MAX)),
             ]
         );
         assert_eq!(same, resources());
         let (properties, _) = systemd(false, 239, &resources());
         assert_eq!(
             properties,
-            [("MemoryLimit", 64 << 20), ("CPUShares", 1024), ("CPUQuotaPerSecUSec", 500_000), ("TasksMax", 100)]
+            [
+                ("MemoryLimit", Number(64 << 20)),
+                ("CPUShares", Number(1024)),
+                ("CPUQuotaPerSecUSec", Number(500_000)),
+                ("TasksMax", Number(100))
+            ]
         );
+        let cpus = CgroupResources {
+            unified: [("cpuset.cpus".to_owned(), "0-1,9".to_owned())].into(),
+            ..CgroupResources::default()
+        };
+        assert_eq!(systemd(true, 244, &cpus).0, [("AllowedCPUs", Cpus(vec![0b11, 0b10]))]);
+        assert_eq!(systemd(true, 243, &cpus).0, []);
+        assert_eq!(systemd(false, 252, &cpus).0, []);
+        assert_eq!(lines(&v2(&cpus)), ["cpuset.cpus=0-1,9"]);
     }
 
     #[test]
     fn systemd_counts_whole_percents() {
         let odd = CgroupResources { cpu_quota: Some(1_500), cpu_period: Some(100_000), ..CgroupResources::default() };
         let (properties, written) = systemd(true, 252, &odd);
-        assert!(properties.contains(&("CPUQuotaPerSecUSec", 20_000)));
+        assert!(properties.contains(&("CPUQuotaPerSecUSec", Number(20_000))));
         assert_eq!(written.cpu_quota, Some(2_000));
     }
 

@@ -118,7 +118,7 @@ pub fn online_cpus(sys: &Path) -> Result<Vec<usize>> {
 }
 
 /// A kernel CPU list as `0-3,7`.
-fn parse_cpu_list(text: &str) -> Option<Vec<usize>> {
+pub(crate) fn parse_cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|p| !p.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -88,13 +88,14 @@ pub async fn run(
             Err(e) => warn!(err = error_chain(&e), "Unable to read config path"),
         }
         tokio::select! {
-            () = source.dir.changed() => {
-                tokio::time::sleep(SETTLE).await;
-                periodic = false;
-            }
+            biased;
             () = tokio::time::sleep_until(next) => {
                 periodic = true;
                 next = tokio::time::Instant::now() + period;
+            }
+            () = source.dir.changed() => {
+                tokio::time::sleep(SETTLE).await;
+                periodic = false;
             }
         }
     }

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use cri::port::RuntimeMutator;
+use decide::config::go_text::quote;
 use model::api::{Container, HTTPGetAction, IntOrString, LifecycleHandler};
 
 use crate::http::{Get, Tls};
@@ -19,32 +20,44 @@ pub struct HookContext<'a> {
     pub runtime: &'a dyn RuntimeMutator,
     /// CRI id of the container.
     pub container_id: &'a str,
+    /// Container and pod as messages name them, from [`place`].
+    pub place: String,
     /// Its spec, for named ports.
     pub spec: Option<&'a Container>,
     /// The pod's address, the default host of httpGet.
     pub pod_ip: Option<&'a str>,
 }
 
+/// How Go's messages name a container; `pod`: `NAME_NAMESPACE(UID)`.
+pub fn place(container: &str, pod: &str) -> String {
+    format!("for Container {} in Pod {}", quote(container), quote(pod))
+}
+
 /// Runs one handler to its end.
 ///
 /// # Errors
-/// What went wrong, with the output that it gave.
+/// Go's message: what went wrong, with the output that the handler gave.
 pub async fn run(hook: &LifecycleHandler, context: &HookContext<'_>) -> Result<(), String> {
+    let place = &context.place;
     if let Some(exec) = &hook.exec {
         let command = exec.command.clone().unwrap_or_default();
-        let output = context
-            .runtime
-            .exec_sync(context.container_id, command.clone(), None)
-            .await
-            .map_err(|e| format!("command {command:?} could not be run: {}", e.message))?;
-        if output.exit_code != 0 {
-            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim().to_owned();
-            return Err(format!("command {command:?} exited with {}: {said}", output.exit_code));
-        }
-        return Ok(());
+        let words = command.join(" ");
+        let (error, said) = match context.runtime.exec_sync(context.container_id, command, None).await {
+            Ok(output) if output.exit_code == 0 => return Ok(()),
+            Ok(output) => {
+                let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+                let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr;
+                (format!("command '{words}' exited with {}: {stderr}", output.exit_code), said)
+            }
+            Err(e) => (e.rpc_text(), String::new()),
+        };
+        let said = quote(&said);
+        return Err(format!("Exec lifecycle hook ([{words}]) {place} failed - error: {error}, message: {said}"));
     }
     if let Some(get) = &hook.http_get {
-        return http_get(get, context).await;
+        let path = get.path.as_deref().unwrap_or_default();
+        let failed = |error| format!("HTTP lifecycle hook ({path}) {place} failed - error: {error}");
+        return http_get(get, context).await.map_err(failed);
     }
     if let Some(sleep) = &hook.sleep {
         tokio::time::sleep(Duration::from_secs(sleep.seconds.max(0).unsigned_abs())).await;

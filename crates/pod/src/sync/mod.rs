@@ -12,7 +12,7 @@ mod terminate;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use decide::config::{downward, image_name};
+use decide::config::{self, downward};
 use decide::gc::{self, Removal};
 use decide::plan::{PlanInput, ProbeVerdicts};
 use decide::resources;
@@ -122,11 +122,10 @@ impl Worker {
         let now = self.deps.clock.now();
         plan.waiting.extend(plan.start.iter().filter_map(|s| {
             let pull = self.pulls.get(&s.name).filter(|p| p.retry_at > now)?;
-            let image = pod.container(&s.name)?.spec.image.as_deref().unwrap_or_default();
             Some(Waiting {
                 name: s.name.clone(),
                 reason: "ImagePullBackOff",
-                message: image_name::back_off_message(image, &pull.error),
+                message: pull.message.clone(),
                 until: Some(pull.retry_at),
             })
         }));
@@ -278,11 +277,16 @@ impl Worker {
         let mut payloads = VolumePayloads::default();
         let allocatable = self.deps.settings.node.allocatable.as_ref();
         for volume in pod.spec().volumes.iter().flatten() {
+            if !config::volume_is_used(pod, &volume.name) {
+                continue;
+            }
             let mut files = BTreeMap::new();
-            if let (Some(dir), Some(allocatable)) = (&volume.empty_dir, allocatable)
-                && dir.medium.as_deref() == Some("Memory")
-            {
-                let limit = dir.size_limit.as_ref().and_then(|q| Quantity::of(q).ok());
+            let in_memory = match &volume.empty_dir {
+                Some(dir) => dir.medium.as_deref() == Some("Memory"),
+                None => volume.downward_api.is_some() || volume.projected.is_some(),
+            };
+            if let (true, Some(allocatable)) = (in_memory, allocatable) {
+                let limit = volume.empty_dir.as_ref().and_then(|dir| Quantity::of(dir.size_limit.as_ref()?).ok());
                 let size = resources::memory_volume_size(pod, limit.as_ref(), allocatable);
                 if let Ok(size) = u64::try_from(size) {
                     payloads.memory_sizes.insert(volume.name.clone(), size);
@@ -334,7 +338,10 @@ impl Worker {
         }
         for id in &plan.prune {
             if let Some(c) = observed.containers.iter().find(|c| c.id == *id) {
-                self.remove_container(&c.id, &c.name, &c.log_path).await?;
+                // The newest log of a name stays: when no container of that name is left, the next restartCount is found by it.
+                let newest = observed.containers.iter().all(|o| o.name != c.name || o.restart_count <= c.restart_count);
+                let log = if newest { "" } else { c.log_path.as_str() };
+                self.remove_container(&c.id, &c.name, log).await?;
             }
         }
         let (sandbox_id, attempt) = match &plan.sandbox {

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use decide::resources::qos_class;
-use decide::status::{self, Failure, StatusInput, WaitingReason};
+use decide::status::{self, Failure, Rejection, StatusInput, WaitingReason};
 use model::api::PodStatus;
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::plan::Plan;
 use model::pod::DesiredPod;
 use model::report::StopReport;
 use model::timeline::{StepKind, StepResult};
+use telemetry::metrics::ContainerCounts;
 
-use crate::registry::{PodView, WorkerState};
+use crate::registry::{PodView, Running, WorkerState};
 use crate::worker::{EndReason, Worker};
 
 impl Worker {
@@ -33,6 +34,7 @@ impl Worker {
             (view.status.clone(), view.state)
         };
         let previous = previous.phase.is_some().then_some(previous);
+        let resources = status::pod_resources(pod, settings.node.gates.pod_level_resources);
         let input = StatusInput {
             pod,
             observed,
@@ -42,7 +44,7 @@ impl Worker {
             runtime_name: &settings.runtime_name,
             host_ips: &settings.status_host_ips,
             qos_class: qos_class(pod, true).as_str(),
-            pod_resources: None,
+            pod_resources: Some(&resources),
             ended: state != WorkerState::Syncing && !observed.anything_alive(),
             failure: failure.as_ref(),
             extra_conditions: &[],
@@ -53,9 +55,28 @@ impl Worker {
             gates: settings.restart_gates,
             now: deps.clock.now(),
         };
-        let computed = status::pod_status(&input);
+        let computed = match &self.ending {
+            // Nothing of it was ever made: there is nothing but the refusal to show.
+            Some(EndReason::Refused { reason, message }) if observed.containers.is_empty() => {
+                let refusal = Rejection { reason, message, qos_class: input.qos_class };
+                let mut refused = status::rejected(pod, &refusal, input.now);
+                refused.start_time = previous.as_ref().and_then(|p| p.start_time.clone()).or(refused.start_time);
+                refused
+            }
+            _ => status::pod_status(&input),
+        };
         let phase = computed.phase.clone().unwrap_or_default();
-        let shown = status::publishable(previous.as_ref(), computed, observed.anything_alive());
+        // A pod of the node's own shows what is; only where a scheduler may look, the resources must not seem free too early.
+        let shown = match pod.is_static() {
+            true => computed,
+            false => status::publishable(previous.as_ref(), computed, observed.anything_alive()),
+        };
+        let begun = previous.as_ref().and_then(|p| p.phase.as_deref()) == Some("Pending");
+        if begun && phase == "Running" && state == WorkerState::Syncing {
+            let took = deps.clock.now().duration_since(self.entry.view().seen);
+            deps.metrics.pod_start_duration.observe(took.as_secs_f64());
+        }
+        self.account(Some(observed));
         let stops = self.stops(pod, observed);
         let mut view = self.entry.view();
         let was_ready = is_ready(&view.status);
@@ -67,6 +88,25 @@ impl Worker {
             self.entry.mark(StepKind::Ready, "", StepResult::Done, deps.clock.now());
         }
         phase
+    }
+
+    /// Adds the pod to the totals of what runs; None: it is gone.
+    pub(crate) fn account(&self, observed: Option<&ObservedPod>) {
+        let running = observed.map(|pod| {
+            let mut containers = ContainerCounts::default();
+            for c in &pod.containers {
+                *match c.state {
+                    ContainerState::Created => &mut containers.created,
+                    ContainerState::Running => &mut containers.running,
+                    ContainerState::Exited => &mut containers.exited,
+                    ContainerState::Unknown => &mut containers.unknown,
+                } += 1;
+            }
+            Running { sandbox: pod.sandboxes.iter().any(|s| s.ready), containers }
+        });
+        if let Some((pods, containers)) = self.deps.registry.account(&self.entry.uid, running) {
+            self.deps.metrics.running(pods, containers);
+        }
     }
 
     /// What ends the pod as Failed, whatever its containers did.

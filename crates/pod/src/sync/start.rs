@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cri::port::CriError;
 use cri_api::v1;
 use decide::config::{
     self, ConfigError, ContainerFacts, DeviceFacts, ImageUser, ResolvedImage, SandboxFacts, UserNamespaceFacts,
-    VolumeFact, VolumeSource, dns, env::EnvSources, hostname, hosts_file,
+    VolumeFact, VolumeSource, dns, env::EnvSources, hostname, hosts_file, image_name,
 };
+use model::api::Container;
 use model::observed::ObservedPod;
 use model::plan::Start;
 use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::hooks::{self, HookContext};
 use crate::images::ImageProblem;
-use crate::ports::{ContainerFiles, ContainerPaths, MountedVolumes};
+use crate::ports::{ContainerFiles, ContainerPaths, MountedVolumes, error_chain};
 use crate::worker::{FailedPull, Intent, Worker};
 
 /// Why a container did not start: waiting reason and message of the API.
@@ -110,9 +110,7 @@ impl Worker {
         let request = self.sandbox_request(pod, attempt).await?;
         let begin = Instant::now();
         let made = self
-            .step(StepKind::Sandbox, "", async {
-                self.deps.mutator.run_pod_sandbox(request, "").await.map_err(|e: CriError| e.message)
-            })
+            .step(StepKind::Sandbox, "", self.deps.mutator.run_pod_sandbox(request, ""))
             .await;
         self.deps.metrics.run_podsandbox("", begin.elapsed(), made.is_err());
         self.deps.metrics.started_pods.inc();
@@ -161,8 +159,12 @@ impl Worker {
                 self.problems.insert(start.name.clone(), (failure.reason.clone(), failure.message.clone()));
                 match failure.retry_at {
                     Some(retry_at) => {
-                        let pull = FailedPull { retry_at, error: failure.message.clone() };
-                        self.pulls.insert(start.name.clone(), pull)
+                        let image = entry.spec.image.as_deref().unwrap_or_default();
+                        let message = match failure.reason.as_str() {
+                            "ImagePullBackOff" => failure.message.clone(),
+                            reason => image_name::back_off_message(image, &format!("{reason}: {}", failure.message)),
+                        };
+                        self.pulls.insert(start.name.clone(), FailedPull { retry_at, message })
                     }
                     None => self.pulls.remove(&start.name),
                 };
@@ -187,24 +189,23 @@ impl Worker {
         let name = &start.name;
         let image = self.image(pod, entry, sandbox).await?;
 
-        let from_logs =
-            deps.host.log_dir(pod, name).await.map_err(|e| StartFailure::new("CreateContainerError", e.chain()))?;
-        let restart_count = start.restart_count.or(from_logs.map(|n| n.saturating_add(1))).unwrap_or(0);
-        let request = self.container_request(pod, observed, sandbox_id, volumes, entry, image, restart_count).await?;
+        let request = self.container_request(pod, observed, sandbox_id, volumes, entry, image, start).await?;
+        let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
+        if start.kind != ContainerKind::Ephemeral {
+            let resources = config::created_resources(pod, *entry, &deps.settings.node);
+            deps.admit.actuated(pod.uid(), name, resources).await;
+        }
         let id = self
-            .step(StepKind::Create, name, async {
-                deps.mutator.create_container(sandbox_id, request, sandbox.clone()).await.map_err(|e| e.message)
-            })
+            .step(StepKind::Create, name, deps.mutator.create_container(sandbox_id, request, sandbox.clone()))
             .await
             .map_err(|e| StartFailure::new("CreateContainerError", e))?;
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
-        let resources = entry.spec.resources.clone().unwrap_or_default();
-        if start.kind != ContainerKind::Ephemeral {
-            deps.admit.actuated(pod.uid(), name, resources).await;
+        if matches!(&*self.intent.borrow(), Intent::End(_)) {
+            return Err(StartFailure { report: false, ..StartFailure::new("", "the pod is to end") });
         }
-        self.step(StepKind::Start, name, async { deps.mutator.start_container(&id).await.map_err(|e| e.message) })
+        self.step(StepKind::Start, name, deps.mutator.start_container(&id))
             .await
             .map_err(|e| StartFailure::new("RunContainerError", e))?;
         info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
@@ -214,7 +215,7 @@ impl Worker {
         self.post_start(pod, observed, entry, &id).await
     }
 
-    /// The container's image, pulled if need be; given up when the pod is to end.
+    /// The container's image, pulled if need be; given up when the pod is to end or wants another image.
     async fn image(
         &mut self,
         pod: &DesiredPod,
@@ -228,7 +229,9 @@ impl Worker {
         let result = tokio::select! {
             biased;
             result = deps.images.ensure(pod, entry, sandbox, "") => result.map_err(StartFailure::from),
-            () = to_end(&mut newer) => Err(StartFailure { report: false, ..StartFailure::new("", "the pod is to end") }),
+            () = unwanted_image(&mut newer, entry.spec) => {
+                Err(StartFailure { report: false, ..StartFailure::new("", "the pod is to end, or to have another image") })
+            }
             () = self.stop.cancelled() => Err(StartFailure { report: false, ..StartFailure::new("", "the agent stops") }),
         };
         let outcome = match &result {
@@ -250,7 +253,7 @@ impl Worker {
         volumes: &MountedVolumes,
         entry: &ContainerEntry<'_>,
         image: ResolvedImage,
-        restart_count: u32,
+        start: &Start,
     ) -> Result<v1::ContainerConfig, StartFailure> {
         let settings = &self.deps.settings;
         let failed = |reason: String| StartFailure::new("CreateContainerConfigError", reason);
@@ -263,7 +266,7 @@ impl Worker {
         let mut facts = ContainerFacts {
             node: &settings.node,
             hash: hash_of(entry),
-            restart_count,
+            restart_count: start.restart_count.unwrap_or(0),
             image: Some(image),
             volumes: volumes
                 .iter()
@@ -281,10 +284,16 @@ impl Worker {
             devices: DeviceFacts::default(),
             user_namespace: UserNamespaceFacts::default(),
             volume_gids: Vec::new(),
-            recursive_read_only: false,
+            recursive_read_only: settings.recursive_read_only,
             exclusive_cpus: false,
             target_id,
         };
+        // What is refused leaves nothing behind: each try would make another file.
+        config::check_container(pod, *entry, &facts)?;
+        let logs = self.deps.host.log_dir(pod, &entry.spec.name).await;
+        let from_logs = logs.map_err(|e| StartFailure::new("CreateContainerError", e.chain()))?;
+        // The logs also know of runs whose container was removed while an older one of its name stayed.
+        facts.restart_count = facts.restart_count.max(from_logs.map_or(0, |n| n.saturating_add(1)));
         let paths = self.container_files(pod, entry, volumes, &facts).await.map_err(failed)?;
         facts.hosts_file = paths.hosts_file.map(|p| p.display().to_string());
         facts.termination_log = paths.termination_log.map(|p| p.display().to_string());
@@ -317,7 +326,8 @@ impl Worker {
             hosts,
             sub_paths: sub_paths.into_iter().map(|s| (s.index, (s.volume, s.path))).collect(),
         };
-        self.deps.host.prepare_container(pod, entry, volumes, &files).await.map_err(|e| e.chain())
+        let prepared = self.deps.host.prepare_container(pod, entry, volumes, &files).await;
+        prepared.map_err(|e| error_chain(&*e.source))
     }
 
     /// The addresses that containers of this sandbox see as the pod's.
@@ -352,6 +362,7 @@ impl Worker {
         let context = HookContext {
             runtime: &*self.deps.mutator,
             container_id: id,
+            place: hooks::place(name, &config::pod_text(pod)),
             spec: Some(entry.spec),
             pod_ip: ip.as_deref(),
         };
@@ -395,6 +406,18 @@ fn deps_begin(worker: &Worker, container: &str) {
 /// Returns when the pod is to end; never, when nobody can say so any more.
 async fn to_end(intent: &mut tokio::sync::watch::Receiver<Intent>) {
     if intent.wait_for(|i| matches!(i, Intent::End(_))).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Returns when the pod is to end, or when its newest form has another image for this container: a pull that makes no progress must not hold up
+/// the correction of a wrong name.
+async fn unwanted_image(intent: &mut tokio::sync::watch::Receiver<Intent>, spec: &Container) {
+    let unwanted = |intent: &Intent| match intent {
+        Intent::End(_) => true,
+        Intent::Run(pod) => pod.container(&spec.name).is_none_or(|c| c.spec.image != spec.image),
+    };
+    if intent.wait_for(|i| unwanted(i)).await.is_err() {
         std::future::pending::<()>().await;
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::hooks::{self, HookContext};
-use crate::worker::{EndReason, Ending, Intent, Worker};
+use crate::worker::{EndReason, Ending, Intent, StepError, Worker};
 
 impl Worker {
     /// One try to end everything. True when nothing can run any more; None when the agent stops.
@@ -102,7 +102,7 @@ impl Worker {
         self.stop_containers(pod, observed, &plan.containers).await?;
         let sandboxes = plan.sandboxes.iter().map(|id| {
             self.step(StepKind::StopSandbox, id, async move {
-                self.deps.mutator.stop_pod_sandbox(id).await.map_err(|e| e.to_string())
+                self.deps.mutator.stop_pod_sandbox(id).await.map_err(|e| StepError::call(&e))
             })
         });
         join_all(sandboxes).await.into_iter().collect()
@@ -158,7 +158,7 @@ impl Worker {
                 let _ = tokio::time::timeout(left, wait).await;
                 budget.spend(begin.elapsed());
             }
-            self.deps.mutator.stop_container(&stop.id, budget.stop()).await.map_err(|e| e.to_string())
+            self.deps.mutator.stop_container(&stop.id, budget.stop()).await.map_err(|e| StepError::call(&e))
         })
         .await
     }
@@ -181,8 +181,14 @@ impl Worker {
         let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
         let outcome = match serde_json::from_str::<LifecycleHandler>(hook) {
             Ok(handler) => {
-                let context =
-                    HookContext { runtime: &*self.deps.mutator, container_id: &stop.id, spec, pod_ip: ip.as_deref() };
+                let pod = pod.map_or_else(|| self.name(), decide::config::pod_text);
+                let context = HookContext {
+                    runtime: &*self.deps.mutator,
+                    container_id: &stop.id,
+                    place: hooks::place(&stop.name, &pod),
+                    spec,
+                    pod_ip: ip.as_deref(),
+                };
                 tokio::time::timeout(left, hooks::run(&handler, &context))
                     .await
                     .unwrap_or_else(|_| Err(format!("not finished within its grace of {} s", left.as_secs())))

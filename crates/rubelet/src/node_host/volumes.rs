@@ -46,7 +46,8 @@ impl Maker {
     /// Makes every volume; stops at the first that fails and names it.
     pub(super) fn make_all(&self) -> Outcome<MountedVolumes> {
         let mut mounted = MountedVolumes::new();
-        for volume in self.pod.spec().volumes.iter().flatten() {
+        let used = |v: &&Volume| decide::config::volume_is_used(&self.pod, &v.name);
+        for volume in self.pod.spec().volumes.iter().flatten().filter(used) {
             let made = self
                 .make(volume)
                 .map_err(|e| format!("MountVolume.SetUp failed for volume \"{}\" : {}", volume.name, chain(&*e)))?;
@@ -106,14 +107,17 @@ impl Maker {
             "" => {}
             "Memory" if !mounted => {
                 let size = self.payloads.memory_sizes.get(name).copied();
-                mount::mount_tmpfs(dir, Tmpfs { size, mode: 0o777, noswap: true })?;
+                mount::mount_tmpfs(dir, Tmpfs { size, mode: 0o1777, noswap: true })?;
             }
             huge if huge.starts_with("HugePages") && !mounted => {
                 mount::mount_hugetlbfs(dir, self.page_size(huge)?)?;
             }
             _ => {}
         }
-        fsx::ensure_dir(dir, 0o777)?;
+        if medium != "Memory" {
+            // A tmpfs has its mode from the mount, with the sticky bit.
+            fsx::ensure_dir(dir, 0o777)?;
+        }
         if let Some(gid) = self.fs_group() {
             fsx::set_fs_group(dir, gid, false, false)?;
         }
@@ -143,7 +147,8 @@ impl Maker {
     fn files(&self, name: &str, dir: &Path, files: VolumeFiles) -> Outcome<()> {
         if !mount::is_mount_point(&self.paths.proc, dir)? {
             self.volume_dir(dir)?;
-            mount::mount_tmpfs(dir, Tmpfs { size: None, mode: 0o777, noswap: true })?;
+            let size = self.payloads.memory_sizes.get(name).copied();
+            mount::mount_tmpfs(dir, Tmpfs { size, mode: 0o1777, noswap: true })?;
         }
         let files: BTreeMap<String, FileProjection> =
             files.into_iter().map(|(path, (data, mode))| (path, FileProjection { data, mode, uid: None })).collect();
@@ -154,13 +159,17 @@ impl Maker {
             }
             Ok(())
         })?;
+        if let Some(gid) = group {
+            // The volume's root and the links in it.
+            fsx::set_fs_group(dir, gid, true, false)?;
+        }
         mark(&self.marker(&format!("wrapped_{name}")))
     }
 
     /// The volume's own directory, whatever the umask is.
     fn volume_dir(&self, dir: &Path) -> Outcome<()> {
         if let Some(plugin) = dir.parent() {
-            fsx::ensure_dir(plugin, 0o750)?;
+            fsx::ensure_dir(plugin, 0o755)?;
         }
         Ok(fsx::ensure_dir(dir, 0o777)?)
     }

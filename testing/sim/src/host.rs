@@ -1,0 +1,357 @@
+//! A host in memory: pod cgroups, pod directories, mounts, logs, files. Calls can be made to fail, to be late, or to be done and then fail.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use decide::config::names;
+use jiff::Timestamp;
+use model::cgroup::{CgroupName, CgroupResources};
+use model::pod::{ContainerEntry, DesiredPod, PodUid};
+use pod::ports::{
+    ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolume, MountedVolumes, PodHost, VolumePayloads,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Directory of pod logs.
+pub const POD_LOGS: &str = "/var/log/pods";
+/// Root directory of the agent.
+pub const ROOT: &str = "/var/lib/kubelet";
+
+/// How a host call goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostFault {
+    /// Not done.
+    Fail,
+    /// Done, and reported as failed.
+    DoAndFail,
+    /// Done after this time.
+    Delay(Duration),
+    /// Never answered, not done.
+    Hang,
+}
+
+/// Which host calls a fault befalls. The first rule that fits is used.
+#[derive(Clone, Debug)]
+pub struct HostRule {
+    call: &'static str,
+    about: Option<String>,
+    fault: HostFault,
+    left: Option<u32>,
+    chance: f64,
+}
+
+impl HostRule {
+    /// Every call of this method of [`PodHost`]; `*`: any.
+    pub fn new(call: &'static str, fault: HostFault) -> Self {
+        Self { call, about: None, fault, left: None, chance: 1.0 }
+    }
+
+    /// Only so many times.
+    #[must_use]
+    pub fn times(self, times: u32) -> Self {
+        Self { left: Some(times), ..self }
+    }
+
+    /// Only with this chance, from 0 to 1.
+    #[must_use]
+    pub fn chance(self, chance: f64) -> Self {
+        Self { chance, ..self }
+    }
+
+    /// Only calls about this pod UID.
+    #[must_use]
+    pub fn about(self, uid: &str) -> Self {
+        Self { about: Some(uid.to_owned()), ..self }
+    }
+}
+
+/// What stands on the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Pod cgroups by UID: the levels at which they stand.
+    pub cgroups: BTreeMap<PodUid, BTreeSet<Vec<String>>>,
+    /// Pod directories.
+    pub dirs: BTreeSet<PodUid>,
+    /// Mounted volumes.
+    pub mounts: BTreeSet<(PodUid, String)>,
+    /// Log directories of pods.
+    pub log_dirs: BTreeSet<String>,
+    /// Log files.
+    pub logs: BTreeSet<String>,
+    /// Links to log files, and their targets.
+    pub links: BTreeMap<String, String>,
+    /// Other files.
+    pub files: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct State {
+    standing: Standing,
+    rules: Vec<HostRule>,
+    random: SmallRng,
+    faults: u64,
+}
+
+/// The host. Cheap to clone; clones are the same host.
+#[derive(Clone, Debug)]
+pub struct FakeHost(Arc<Mutex<State>>);
+
+impl FakeHost {
+    /// An empty host.
+    pub fn new(seed: u64) -> Self {
+        let random = SmallRng::seed_from_u64(seed);
+        Self(Arc::new(Mutex::new(State { standing: Standing::default(), rules: Vec::new(), random, faults: 0 })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What stands on it now.
+    pub fn standing(&self) -> Standing {
+        self.state().standing.clone()
+    }
+
+    /// Log directories of pods.
+    pub(crate) fn log_dirs(&self) -> BTreeSet<String> {
+        self.state().standing.log_dirs.clone()
+    }
+
+    /// Adds a rule by which calls go wrong.
+    pub fn inject(&self, rule: HostRule) {
+        self.state().rules.push(rule);
+    }
+
+    /// Drops all rules.
+    pub fn heal(&self) {
+        self.state().rules.clear();
+    }
+
+    /// How many calls went wrong so far.
+    pub fn faults(&self) -> u64 {
+        self.state().faults
+    }
+
+    /// The runtime began to write this log.
+    pub(crate) fn log_appears(&self, path: &str) {
+        if let Some((dir, _)) = path.strip_prefix(POD_LOGS).and_then(|p| p.trim_start_matches('/').split_once('/')) {
+            let dir = format!("{POD_LOGS}/{dir}");
+            let mut state = self.state();
+            state.standing.log_dirs.insert(dir);
+            state.standing.logs.insert(path.to_owned());
+        }
+    }
+
+    /// One call through the rules.
+    async fn call<T>(
+        &self,
+        call: &'static str,
+        about: &str,
+        work: impl FnOnce(&mut Standing) -> T + Send,
+    ) -> HostResult<T> {
+        let fault = self.pick(call, about);
+        let broken = || HostError::new(format!("{call} {about}"), "input/output error");
+        match fault {
+            Some(HostFault::Fail) => return Err(broken()),
+            Some(HostFault::Hang) => std::future::pending().await,
+            Some(HostFault::Delay(time)) => tokio::time::sleep(time).await,
+            _ => {}
+        }
+        let done = work(&mut self.state().standing);
+        if fault == Some(HostFault::DoAndFail) { Err(broken()) } else { Ok(done) }
+    }
+
+    fn pick(&self, call: &str, about: &str) -> Option<HostFault> {
+        let state = &mut *self.state();
+        let random = &mut state.random;
+        let rule = state.rules.iter_mut().find(|rule| {
+            (rule.call == "*" || rule.call == call)
+                && rule.left != Some(0)
+                && rule.about.as_deref().is_none_or(|uid| uid == about)
+                && (rule.chance >= 1.0 || random.random_bool(rule.chance))
+        })?;
+        rule.left = rule.left.map(|left| left - 1);
+        state.faults += 1;
+        Some(rule.fault)
+    }
+}
+
+fn log_dir(namespace: &str, name: &str, uid: &PodUid) -> String {
+    format!("{POD_LOGS}/{namespace}_{name}_{uid}")
+}
+
+fn remove_log_dir(standing: &mut Standing, dir: &str) {
+    let below = format!("{dir}/");
+    standing.log_dirs.remove(dir);
+    standing.logs.retain(|log| !log.starts_with(&below));
+}
+
+#[async_trait]
+impl PodHost for FakeHost {
+    async fn ensure_cgroup(&self, name: &CgroupName, _resources: &CgroupResources) -> HostResult<()> {
+        let uid = PodUid::new(name.0.last().and_then(|part| part.strip_prefix("pod")).unwrap_or_default());
+        let about = uid.to_string();
+        self.call("ensure_cgroup", &about, |s| {
+            s.cgroups.entry(uid).or_default().insert(name.0.clone());
+        })
+        .await
+    }
+
+    async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
+        self.call("remove_pod_cgroup", uid.as_str(), |s| {
+            s.cgroups.remove(uid);
+        })
+        .await
+    }
+
+    async fn list_pod_cgroups(&self) -> HostResult<Vec<PodUid>> {
+        self.call("list_pod_cgroups", "", |s| s.cgroups.keys().cloned().collect()).await
+    }
+
+    fn cgroup_parent(&self, name: &CgroupName) -> String {
+        format!("/{}", name.0.join("/"))
+    }
+
+    async fn update_cgroups(&self, _groups: &[(CgroupName, CgroupResources)]) -> HostResult<()> {
+        self.call("update_cgroups", "", |_| ()).await
+    }
+
+    async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
+        self.call("make_pod_dirs", uid.as_str(), |s| {
+            s.dirs.insert(uid.clone());
+        })
+        .await
+    }
+
+    async fn mount_volumes(&self, pod: &DesiredPod, _payloads: &VolumePayloads) -> HostResult<MountedVolumes> {
+        let uid = pod.uid();
+        self.call("mount_volumes", uid.as_str(), |s| {
+            let mut mounted = MountedVolumes::new();
+            for volume in pod.spec().volumes.iter().flatten() {
+                s.mounts.insert((uid.clone(), volume.name.clone()));
+                let host_path = PathBuf::from(format!("{ROOT}/pods/{uid}/volumes/{}", volume.name));
+                mounted.insert(volume.name.clone(), MountedVolume { host_path, read_only: false });
+            }
+            mounted
+        })
+        .await
+    }
+
+    async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()> {
+        self.call("remove_pod_dir", uid.as_str(), |s| {
+            s.mounts.retain(|(owner, _)| owner != uid);
+            s.dirs.remove(uid);
+        })
+        .await
+    }
+
+    async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()> {
+        self.call("unmount_volumes", uid.as_str(), |s| s.mounts.retain(|(owner, _)| owner != uid)).await
+    }
+
+    async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
+        self.call("list_pod_dirs", "", |s| s.dirs.iter().cloned().collect()).await
+    }
+
+    async fn prepare_container(
+        &self,
+        pod: &DesiredPod,
+        container: &ContainerEntry<'_>,
+        _volumes: &MountedVolumes,
+        files: &ContainerFiles,
+    ) -> HostResult<ContainerPaths> {
+        let dir = PathBuf::from(format!("{ROOT}/pods/{}", pod.uid()));
+        let name = &container.spec.name;
+        self.call("prepare_container", pod.uid().as_str(), |_| ContainerPaths {
+            termination_log: Some(dir.join("containers").join(name).join(&files.termination_log_name)),
+            hosts_file: files.hosts.as_ref().map(|_| dir.join("etc-hosts")),
+            sub_paths: BTreeMap::new(),
+        })
+        .await
+    }
+
+    async fn log_dir(&self, pod: &DesiredPod, container: &str) -> HostResult<Option<u32>> {
+        let dir = log_dir(pod.namespace(), pod.name(), pod.uid());
+        self.call("log_dir", pod.uid().as_str(), |s| {
+            let of_container = format!("{dir}/{container}/");
+            s.log_dirs.insert(dir);
+            let logs = s.logs.iter().filter_map(|log| log.strip_prefix(&of_container));
+            logs.filter_map(|file| file.split('.').next()?.parse().ok()).max()
+        })
+        .await
+    }
+
+    async fn link_log(&self, pod: &DesiredPod, container: &str, id: &str, restart_count: u32) -> HostResult<()> {
+        let link = names::container_log_link(pod.name(), pod.namespace(), container, id);
+        let dir = log_dir(pod.namespace(), pod.name(), pod.uid());
+        let log = format!("{dir}/{}", names::container_log_path(container, restart_count));
+        self.call("link_log", pod.uid().as_str(), |s| {
+            if s.logs.contains(&log) {
+                s.links.insert(link, log);
+            }
+        })
+        .await
+    }
+
+    async fn remove_container_log(
+        &self,
+        log_path: &str,
+        pod: &str,
+        namespace: &str,
+        container: &str,
+        id: &str,
+    ) -> HostResult<()> {
+        let link = names::container_log_link(pod, namespace, container, id);
+        self.call("remove_container_log", "", |s| {
+            s.logs.remove(log_path);
+            s.links.remove(&link);
+        })
+        .await
+    }
+
+    async fn remove_pod_logs(&self, namespace: &str, name: &str, uid: &PodUid) -> HostResult<()> {
+        self.call("remove_pod_logs", uid.as_str(), |s| remove_log_dir(s, &log_dir(namespace, name, uid))).await
+    }
+
+    async fn prune_logs(&self, known: &HashSet<PodUid>) -> HostResult<()> {
+        self.call("prune_logs", "", |s| {
+            let gone = |dir: &String| !known.contains(&PodUid::new(names::uid_of_log_dir(dir)));
+            for dir in s.log_dirs.clone().into_iter().filter(gone) {
+                remove_log_dir(s, &dir);
+            }
+            s.links.retain(|_, log| s.logs.contains(log));
+        })
+        .await
+    }
+
+    async fn read_tail(&self, _path: &str, _limit: u64) -> HostResult<Option<Vec<u8>>> {
+        self.call("read_tail", "", |_| None).await
+    }
+
+    async fn file_size(&self, path: &str) -> HostResult<Option<u64>> {
+        self.call("file_size", "", |s| s.logs.contains(path).then_some(100)).await
+    }
+
+    async fn rotate_log(&self, _path: &str, _now: Timestamp, _max_files: u32) -> HostResult<()> {
+        self.call("rotate_log", "", |_| ()).await
+    }
+
+    async fn write_atomic(&self, path: &Path, content: Vec<u8>, _mode: u32) -> HostResult<()> {
+        self.call("write_atomic", "", |s| {
+            s.files.insert(path.to_owned(), content);
+        })
+        .await
+    }
+
+    async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
+        self.call("read_file", "", |s| s.files.get(path).cloned()).await
+    }
+
+    fn host_ips(&self) -> Vec<String> {
+        vec!["192.0.2.1".to_owned()]
+    }
+}

@@ -1,0 +1,319 @@
+//! The agent's way to the outside: every call goes through here, is shown to the checker before it is done, and can be the agent's last.
+//!
+//! Cut off, the agent reaches nothing any more: calls under way are dropped, new ones never return. What it still does inside has no
+//! effect, which is all that can be seen of a process that was killed.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cri::{CriResult, ExecOutput, RuntimeMutator, RuntimeReader};
+use cri_api::v1;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use jiff::Timestamp;
+use model::cgroup::{CgroupName, CgroupResources};
+use model::pod::{ContainerEntry, DesiredPod, PodUid};
+use pod::ports::{ContainerFiles, ContainerPaths, HostResult, MountedVolumes, PodHost, VolumePayloads};
+use tokio_util::sync::CancellationToken;
+
+use crate::check::Ask;
+use crate::world::World;
+
+/// One agent's ports.
+#[derive(Clone)]
+pub struct Ports {
+    world: Arc<World>,
+    cut: CancellationToken,
+}
+
+impl Ports {
+    /// Ports into this world.
+    pub fn new(world: Arc<World>) -> Self {
+        Self { world, cut: CancellationToken::new() }
+    }
+
+    /// Cancelled when the agent is cut off; cancelling it cuts it off.
+    pub fn cut(&self) -> &CancellationToken {
+        &self.cut
+    }
+
+    /// A call that only looks.
+    async fn look<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
+        if !self.world.call() {
+            self.cut.cancel();
+        }
+        tokio::select! {
+            biased;
+            () = self.cut.cancelled() => std::future::pending().await,
+            answer = call => answer,
+        }
+    }
+
+    /// A call that changes something.
+    async fn change<T: Send>(&self, what: String, ask: Option<Ask>, call: impl Future<Output = T> + Send) -> T {
+        if self.cut.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+        if let Some(ask) = ask {
+            self.world.ask(ask);
+        }
+        let mut call = std::pin::pin!(call);
+        if self.world.effect(what) {
+            // The agent's last call: begun, and done if it takes no time.
+            std::future::poll_fn(|cx| {
+                let _ = call.as_mut().poll(cx);
+                Poll::Ready(())
+            })
+            .await;
+            self.world.look();
+            self.cut.cancel();
+            std::future::pending::<()>().await;
+        }
+        let answer = self.look(call).await;
+        self.world.look();
+        answer
+    }
+}
+
+#[async_trait]
+impl RuntimeReader for Ports {
+    async fn version(&self) -> CriResult<v1::VersionResponse> {
+        self.look(self.world.runtime.version()).await
+    }
+    async fn status(&self, verbose: bool) -> CriResult<v1::StatusResponse> {
+        self.look(self.world.runtime.status(verbose)).await
+    }
+    async fn runtime_config(&self) -> CriResult<v1::RuntimeConfigResponse> {
+        self.look(self.world.runtime.runtime_config()).await
+    }
+    async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> CriResult<Vec<v1::PodSandbox>> {
+        self.look(self.world.runtime.list_pod_sandbox(filter)).await
+    }
+    async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> CriResult<v1::PodSandboxStatusResponse> {
+        self.look(self.world.runtime.pod_sandbox_status(id, verbose)).await
+    }
+    async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> CriResult<Vec<v1::Container>> {
+        self.look(self.world.runtime.list_containers(filter)).await
+    }
+    async fn container_status(&self, id: &str, verbose: bool) -> CriResult<v1::ContainerStatusResponse> {
+        self.look(self.world.runtime.container_status(id, verbose)).await
+    }
+    async fn container_stats(&self, id: &str) -> CriResult<v1::ContainerStats> {
+        self.look(self.world.runtime.container_stats(id)).await
+    }
+    async fn list_container_stats(&self, f: Option<v1::ContainerStatsFilter>) -> CriResult<Vec<v1::ContainerStats>> {
+        self.look(self.world.runtime.list_container_stats(f)).await
+    }
+    async fn pod_sandbox_stats(&self, id: &str) -> CriResult<v1::PodSandboxStats> {
+        self.look(self.world.runtime.pod_sandbox_stats(id)).await
+    }
+    async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<v1::PodSandboxStatsFilter>,
+    ) -> CriResult<Vec<v1::PodSandboxStats>> {
+        self.look(self.world.runtime.list_pod_sandbox_stats(filter)).await
+    }
+    async fn list_metric_descriptors(&self) -> CriResult<Vec<v1::MetricDescriptor>> {
+        self.look(self.world.runtime.list_metric_descriptors()).await
+    }
+    async fn list_pod_sandbox_metrics(&self) -> CriResult<Vec<v1::PodSandboxMetrics>> {
+        self.look(self.world.runtime.list_pod_sandbox_metrics()).await
+    }
+    async fn list_images(&self, filter: Option<v1::ImageFilter>) -> CriResult<Vec<v1::Image>> {
+        self.look(self.world.runtime.list_images(filter)).await
+    }
+    async fn image_status(&self, image: v1::ImageSpec) -> CriResult<Option<v1::Image>> {
+        self.look(self.world.runtime.image_status(image)).await
+    }
+    async fn image_fs_info(&self) -> CriResult<v1::ImageFsInfoResponse> {
+        self.look(self.world.runtime.image_fs_info()).await
+    }
+    async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<v1::ContainerEventResponse>>> {
+        let events = self.look(self.world.runtime.container_events()).await?;
+        Ok(events.take_until(self.cut.clone().cancelled_owned()).boxed())
+    }
+}
+
+#[async_trait]
+impl RuntimeMutator for Ports {
+    async fn run_pod_sandbox(&self, config: v1::PodSandboxConfig, runtime_handler: &str) -> CriResult<String> {
+        let uid = config.metadata.as_ref().map(|m| m.uid.clone()).unwrap_or_default();
+        let call = self.world.runtime.run_pod_sandbox(config, runtime_handler);
+        self.change(format!("RunPodSandbox {uid}"), Some(Ask::RunSandbox(uid)), call).await
+    }
+    async fn stop_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        let ask = Ask::StopSandbox(id.to_owned());
+        self.change(format!("StopPodSandbox {}", short(id)), Some(ask), self.world.runtime.stop_pod_sandbox(id)).await
+    }
+    async fn remove_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        let ask = Ask::RemoveSandbox(id.to_owned());
+        let call = self.world.runtime.remove_pod_sandbox(id);
+        self.change(format!("RemovePodSandbox {}", short(id)), Some(ask), call).await
+    }
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: v1::ContainerConfig,
+        sandbox: v1::PodSandboxConfig,
+    ) -> CriResult<String> {
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let what = format!("CreateContainer {}/{} in {}", metadata.name, metadata.attempt, short(sandbox_id));
+        let call = self.world.runtime.create_container(sandbox_id, config, sandbox);
+        self.change(what, Some(Ask::Create(sandbox_id.to_owned())), call).await
+    }
+    async fn start_container(&self, id: &str) -> CriResult<()> {
+        let ask = Ask::Start(id.to_owned());
+        self.change(format!("StartContainer {}", short(id)), Some(ask), self.world.runtime.start_container(id)).await
+    }
+    async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {
+        let what = format!("StopContainer {} {grace:?}", short(id));
+        let call = self.world.runtime.stop_container(id, grace);
+        self.change(what, Some(Ask::Stop(id.to_owned(), grace)), call).await
+    }
+    async fn remove_container(&self, id: &str) -> CriResult<()> {
+        let ask = Ask::Remove(id.to_owned());
+        self.change(format!("RemoveContainer {}", short(id)), Some(ask), self.world.runtime.remove_container(id)).await
+    }
+    async fn update_container_resources(&self, id: &str, linux: v1::LinuxContainerResources) -> CriResult<()> {
+        let call = self.world.runtime.update_container_resources(id, linux);
+        self.change(format!("UpdateContainerResources {}", short(id)), None, call).await
+    }
+    async fn update_pod_sandbox_resources(&self, request: v1::UpdatePodSandboxResourcesRequest) -> CriResult<()> {
+        let call = self.world.runtime.update_pod_sandbox_resources(request);
+        self.change("UpdatePodSandboxResources".to_owned(), None, call).await
+    }
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        let call = self.world.runtime.checkpoint_container(id, location, timeout);
+        self.change(format!("CheckpointContainer {}", short(id)), None, call).await
+    }
+    async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
+        let call = self.world.runtime.reopen_container_log(id);
+        self.change(format!("ReopenContainerLog {}", short(id)), None, call).await
+    }
+    async fn exec_sync(&self, id: &str, command: Vec<String>, timeout: Option<Duration>) -> CriResult<ExecOutput> {
+        // A probe that asks again and again is no step of a pod's way.
+        self.look(self.world.runtime.exec_sync(id, command, timeout)).await
+    }
+    async fn pull_image(
+        &self,
+        image: v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
+        sandbox: Option<v1::PodSandboxConfig>,
+    ) -> CriResult<String> {
+        let what = format!("PullImage {}", image.image);
+        self.change(what, None, self.world.runtime.pull_image(image, auth, sandbox)).await
+    }
+    async fn remove_image(&self, image: v1::ImageSpec) -> CriResult<()> {
+        let what = format!("RemoveImage {}", image.image);
+        self.change(what, None, self.world.runtime.remove_image(image)).await
+    }
+    async fn update_runtime_config(&self, config: v1::RuntimeConfig) -> CriResult<()> {
+        let call = self.world.runtime.update_runtime_config(config);
+        self.change("UpdateRuntimeConfig".to_owned(), None, call).await
+    }
+}
+
+#[async_trait]
+impl PodHost for Ports {
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+        let what = format!("ensure_cgroup {}", name.0.join("/"));
+        self.change(what, None, self.world.host.ensure_cgroup(name, resources)).await
+    }
+    async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
+        let ask = Ask::TakeAway(uid.to_string(), "removal of the cgroup");
+        self.change(format!("remove_pod_cgroup {uid}"), Some(ask), self.world.host.remove_pod_cgroup(uid)).await
+    }
+    async fn list_pod_cgroups(&self) -> HostResult<Vec<PodUid>> {
+        self.look(self.world.host.list_pod_cgroups()).await
+    }
+    fn cgroup_parent(&self, name: &CgroupName) -> String {
+        self.world.host.cgroup_parent(name)
+    }
+    async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()> {
+        self.look(self.world.host.update_cgroups(groups)).await
+    }
+    async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
+        self.change(format!("make_pod_dirs {uid}"), None, self.world.host.make_pod_dirs(uid)).await
+    }
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<MountedVolumes> {
+        let what = format!("mount_volumes {}", pod.uid());
+        self.change(what, None, self.world.host.mount_volumes(pod, payloads)).await
+    }
+    async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()> {
+        let ask = Ask::TakeAway(uid.to_string(), "removal of the directory");
+        self.change(format!("remove_pod_dir {uid}"), Some(ask), self.world.host.remove_pod_dir(uid)).await
+    }
+    async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()> {
+        let ask = Ask::TakeAway(uid.to_string(), "unmounting the volumes");
+        self.change(format!("unmount_volumes {uid}"), Some(ask), self.world.host.unmount_volumes(uid)).await
+    }
+    async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
+        self.look(self.world.host.list_pod_dirs()).await
+    }
+    async fn prepare_container(
+        &self,
+        pod: &DesiredPod,
+        container: &ContainerEntry<'_>,
+        volumes: &MountedVolumes,
+        files: &ContainerFiles,
+    ) -> HostResult<ContainerPaths> {
+        let what = format!("prepare_container {} {}", pod.uid(), container.spec.name);
+        self.change(what, None, self.world.host.prepare_container(pod, container, volumes, files)).await
+    }
+    async fn log_dir(&self, pod: &DesiredPod, container: &str) -> HostResult<Option<u32>> {
+        self.change(format!("log_dir {} {container}", pod.uid()), None, self.world.host.log_dir(pod, container)).await
+    }
+    async fn link_log(&self, pod: &DesiredPod, container: &str, id: &str, restart_count: u32) -> HostResult<()> {
+        let what = format!("link_log {}", short(id));
+        self.change(what, None, self.world.host.link_log(pod, container, id, restart_count)).await
+    }
+    async fn remove_container_log(
+        &self,
+        log_path: &str,
+        pod: &str,
+        namespace: &str,
+        container: &str,
+        id: &str,
+    ) -> HostResult<()> {
+        let what = format!("remove_container_log {log_path}");
+        self.change(what, None, self.world.host.remove_container_log(log_path, pod, namespace, container, id)).await
+    }
+    async fn remove_pod_logs(&self, namespace: &str, name: &str, uid: &PodUid) -> HostResult<()> {
+        let ask = Ask::TakeAway(uid.to_string(), "removal of the logs");
+        let call = self.world.host.remove_pod_logs(namespace, name, uid);
+        self.change(format!("remove_pod_logs {uid}"), Some(ask), call).await
+    }
+    async fn prune_logs(&self, known: &HashSet<PodUid>) -> HostResult<()> {
+        self.change("prune_logs".to_owned(), None, self.world.host.prune_logs(known)).await
+    }
+    async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>> {
+        self.look(self.world.host.read_tail(path, limit)).await
+    }
+    async fn file_size(&self, path: &str) -> HostResult<Option<u64>> {
+        self.look(self.world.host.file_size(path)).await
+    }
+    async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()> {
+        self.change(format!("rotate_log {path}"), None, self.world.host.rotate_log(path, now, max_files)).await
+    }
+    async fn write_atomic(&self, path: &Path, content: Vec<u8>, mode: u32) -> HostResult<()> {
+        let what = format!("write_atomic {}", path.display());
+        self.change(what, None, self.world.host.write_atomic(path, content, mode)).await
+    }
+    async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
+        self.look(self.world.host.read_file(path)).await
+    }
+    fn host_ips(&self) -> Vec<String> {
+        self.world.host.host_ips()
+    }
+}
+
+/// The end of an id: the fake counts upwards.
+fn short(id: &str) -> String {
+    let number = id.get(1..).unwrap_or_default().trim_start_matches('0');
+    format!("{}{number}", id.get(..1).unwrap_or_default())
+}

@@ -1,0 +1,208 @@
+//! What stays when an agent dies: the runtime, the host, the manifests, and the checker that has watched from the beginning.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cri_api::v1::{ContainerState, PodSandboxState};
+use decide::config::names;
+use fakes::FakeRuntime;
+use tokio::time::Instant;
+
+use crate::check::{Ask, Checker, Fact};
+use crate::host::FakeHost;
+use crate::manifests::Dir;
+
+/// More calls than a whole node makes in one moment.
+const AT_ONCE: u64 = 5000;
+
+/// The world around the agent.
+pub struct World {
+    /// The runtime.
+    pub runtime: FakeRuntime,
+    /// The host.
+    pub host: FakeHost,
+    /// The manifest directory.
+    pub dir: Dir,
+    began: Instant,
+    judge: Mutex<Judge>,
+}
+
+#[derive(Default)]
+struct Judge {
+    checker: Checker,
+    containers: BTreeMap<String, ContainerState>,
+    sandboxes: BTreeMap<String, bool>,
+    log_dirs: BTreeSet<String>,
+    /// Calls that change something, so far.
+    effects: u64,
+    /// The agent is cut off at this one.
+    cut_at: Option<u64>,
+    /// Calls of the agent since the clock last moved.
+    at_once: (Duration, u64),
+    /// What was asked, in words, newest last.
+    asked: Vec<String>,
+}
+
+impl World {
+    /// A world in which nothing has happened.
+    pub fn new(runtime: FakeRuntime, host: FakeHost) -> Arc<Self> {
+        Arc::new(Self { runtime, host, dir: Dir::default(), began: Instant::now(), judge: Mutex::default() })
+    }
+
+    fn judge(&self) -> MutexGuard<'_, Judge> {
+        self.judge.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Virtual time since the beginning.
+    pub fn at(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Tells the checker a fact.
+    pub fn note(&self, fact: Fact) {
+        let at = self.at();
+        self.judge().checker.take(at, fact);
+    }
+
+    /// Violations so far: the checker's, and those that the runtime saw.
+    pub fn violations(&self) -> Vec<String> {
+        let mut all = self.judge().checker.violations().to_vec();
+        all.extend(self.runtime.invariants());
+        all
+    }
+
+    /// Containers that no signal ends.
+    pub fn unkillable(&self, id: &str) {
+        self.judge().checker.unkillable.insert(id.to_owned());
+    }
+
+    /// What the agent asked for, as lines; the newest `count`.
+    pub fn asked(&self, count: usize) -> Vec<String> {
+        let judge = self.judge();
+        judge.asked[judge.asked.len().saturating_sub(count)..].to_vec()
+    }
+
+    /// How many calls that change something there were.
+    pub fn effects(&self) -> u64 {
+        self.judge().effects
+    }
+
+    /// The agent is to be cut off at the call of this number.
+    pub fn cut_at(&self, effect: Option<u64>) {
+        self.judge().cut_at = effect;
+    }
+
+    /// One more call of any kind; false when the agent runs in circles: then it gets no answers any more, or time would never pass.
+    pub(crate) fn call(&self) -> bool {
+        let at = self.at();
+        let mut judge = self.judge();
+        if judge.at_once.0 != at {
+            judge.at_once = (at, 0);
+        }
+        judge.at_once.1 += 1;
+        if judge.at_once.1 == AT_ONCE {
+            judge.checker.accuse(at, format!("{AT_ONCE} calls without a pause"));
+        }
+        judge.at_once.1 < AT_ONCE
+    }
+
+    /// One more call that changes something; true when the agent is to be cut off at it.
+    pub(crate) fn effect(&self, what: String) -> bool {
+        let at = self.at();
+        let mut judge = self.judge();
+        judge.effects += 1;
+        judge.asked.push(format!("{:10.3} {what}", at.as_secs_f64()));
+        judge.cut_at == Some(judge.effects)
+    }
+
+    /// Notes what the agent asks for.
+    pub(crate) fn ask(&self, ask: Ask) {
+        self.look();
+        self.note(Fact::Asked(ask));
+    }
+
+    /// Compares runtime and host with the last look and tells the checker what is new.
+    pub fn look(&self) {
+        let at = self.at();
+        let moment = i64::try_from(self.runtime.now().as_nanosecond()).unwrap_or(i64::MAX);
+        let containers = self.runtime.containers();
+        let sandboxes = self.runtime.sandboxes();
+        let mut judge = self.judge();
+        let judge = &mut *judge;
+        let mut facts = Vec::new();
+
+        let now: BTreeMap<String, bool> =
+            sandboxes.iter().map(|s| (s.id.clone(), s.state() == PodSandboxState::SandboxReady)).collect();
+        for s in &sandboxes {
+            let uid = s.metadata.as_ref().map(|m| m.uid.clone()).unwrap_or_default();
+            match (judge.sandboxes.get(&s.id), now[&s.id]) {
+                (None, _) => facts.push((at, Fact::SandboxReady { id: s.id.clone(), uid })),
+                (Some(true), false) => facts.push((at, Fact::SandboxEnded(s.id.clone()))),
+                _ => {}
+            }
+        }
+        // Ends before starts: a container may start where another one has just ended.
+        let mut starts = Vec::new();
+        for c in &containers {
+            let before = judge.containers.get(&c.id).copied();
+            let label = |key: &str| c.labels.get(key).cloned().unwrap_or_default();
+            if before.is_none() {
+                let created = Fact::Created {
+                    id: c.id.clone(),
+                    uid: label(names::POD_UID_LABEL),
+                    name: label(names::CONTAINER_NAME_LABEL),
+                    sandbox: self.runtime.sandbox_of(&c.id).unwrap_or_default(),
+                    image: self
+                        .runtime
+                        .container_config(&c.id)
+                        .and_then(|config| config.image)
+                        .map(|image| image.user_specified_image)
+                        .unwrap_or_default(),
+                    count: c.annotations.get(names::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
+                };
+                facts.push((at, created));
+            }
+            if before == Some(c.state()) {
+                continue;
+            }
+            let began = before.is_none_or(|b| b == ContainerState::ContainerCreated) && c.started_at > 0;
+            // The log is opened before the process is: a start that fails leaves an empty one.
+            let tried = before == Some(ContainerState::ContainerCreated) || c.started_at > 0;
+            if tried {
+                self.host.log_appears(&c.log_path);
+            }
+            let list = if began { &mut starts } else { &mut facts };
+            if began {
+                list.push((at, Fact::Started(c.id.clone())));
+            }
+            match c.state() {
+                ContainerState::ContainerExited => {
+                    // It ended when the runtime says so, which may be long before anybody looks.
+                    let ago = Duration::from_nanos(u64::try_from(moment - c.finished_at).unwrap_or(0));
+                    list.push((at.saturating_sub(ago), Fact::Exited(c.id.clone(), c.exit_code)));
+                }
+                ContainerState::ContainerUnknown => list.push((at, Fact::LostSight(c.id.clone()))),
+                _ => {}
+            }
+        }
+        facts.extend(starts);
+        let present: BTreeSet<&String> = containers.iter().map(|c| &c.id).collect();
+        for id in judge.containers.keys().filter(|id| !present.contains(id)) {
+            facts.push((at, Fact::Gone(id.clone())));
+        }
+        for id in judge.sandboxes.keys().filter(|id| !now.contains_key(*id)) {
+            facts.push((at, Fact::SandboxGone(id.clone())));
+        }
+        let log_dirs = self.host.log_dirs();
+        for dir in judge.log_dirs.difference(&log_dirs) {
+            facts.push((at, Fact::LogsGone(names::uid_of_log_dir(dir).to_owned())));
+        }
+        judge.log_dirs = log_dirs;
+        judge.containers = containers.iter().map(|c| (c.id.clone(), c.state())).collect();
+        judge.sandboxes = now;
+        for (at, fact) in facts {
+            judge.checker.take(at, fact);
+        }
+    }
+}
