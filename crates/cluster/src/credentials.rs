@@ -291,7 +291,7 @@ mod tests {
         assert_eq!((cn(&first).as_str(), first.generation), ("a", 1));
         std::fs::write(&file, "-----BEGIN CERT").unwrap();
         tokio::time::advance(CHECK).await;
-        assert_eq!(cn(&*c.current().await.unwrap()), "a");
+        assert_eq!(cn(&c.current().await.unwrap()), "a");
         std::fs::write(&file, pem("b", (2020, 2100))).unwrap();
         c.recheck().await;
         let second = c.current().await.unwrap();
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(e.kind, ErrorKind::Unauthorized);
         assert!(e.to_string().contains("expired at 2021-01-01T00:00:00Z") && e.advice.contains("clock"), "{e}");
         std::fs::write(&file, pem("b", (2020, 2100))).unwrap();
-        assert_eq!(cn(&*c.current().await.unwrap()), "b", "no wait for the next look");
+        assert_eq!(cn(&c.current().await.unwrap()), "b", "no wait for the next look");
     }
 
     #[tokio::test]

@@ -137,6 +137,8 @@ impl ClusterError {
             {
                 "the credentials belong to another node: the kubeconfig and --hostname-override must name the same node"
             }
+            // The node authorizer's "no" to an object that no pod here uses, and admission's refusals, speak for themselves.
+            ErrorKind::Forbidden if message.contains("no relationship found") || !message.contains(" cannot ") => "",
             ErrorKind::Forbidden => {
                 "RBAC or the node authorizer refuses it: the client needs user system:node:NAME in group system:nodes, and the API server --authorization-mode=Node,RBAC"
             }
@@ -153,6 +155,18 @@ impl ClusterError {
     /// True when an object of that name is there already (a 409 that is not a lost race).
     pub fn is_already_exists(&self) -> bool {
         self.kind == ErrorKind::Conflict && self.reason == "AlreadyExists"
+    }
+
+    /// True when the object has another uid than the call named: it was deleted and one of the same name made. (A patch gets 422
+    /// `metadata.uid: … field is immutable`, a delete 409.)
+    pub fn is_other_uid(&self) -> bool {
+        match self.kind {
+            ErrorKind::Invalid => self.message.contains("metadata.uid: Invalid value"),
+            ErrorKind::Conflict => {
+                self.message.contains("UID in the precondition") || self.message.contains("UID in precondition")
+            }
+            _ => false,
+        }
     }
 
     /// True when the server may have done it all the same: look before repeating.

@@ -26,9 +26,10 @@ pub trait PodApi: Send + Sync {
     async fn get_pod(&self, namespace: &str, name: &str) -> ClusterResult<Pod>;
     /// POST (mirror pods). [`crate::ClusterError::is_already_exists`] when there is one of that name.
     async fn create_pod(&self, pod: &Pod) -> ClusterResult<Pod>;
-    /// Strategic merge PATCH of `/status`, made by [`crate::patch::pod_status`]; Conflict when the pod has another uid.
+    /// Strategic merge PATCH of `/status`, made by [`crate::patch::pod_status`];
+    /// [`crate::ClusterError::is_other_uid`] when the pod has another uid.
     async fn patch_pod_status(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<Pod>;
-    /// DELETE with this grace (seconds), only if the pod has this uid (Conflict otherwise).
+    /// DELETE with this grace (seconds), only if the pod has this uid ([`crate::ClusterError::is_other_uid`] otherwise).
     async fn delete_pod(&self, namespace: &str, name: &str, grace_seconds: i64, uid: Option<&str>)
     -> ClusterResult<()>;
 }

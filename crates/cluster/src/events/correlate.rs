@@ -279,8 +279,8 @@ mod tests {
     #[test]
     fn an_event_carries_what_go_writes() {
         let e = event("Back-off", 0);
-        assert_eq!(e.metadata.name.as_deref(), Some("web.1797937af1740000"));
-        assert_eq!(i128::from_str_radix("1797937af1740000", 16).unwrap(), at(0).as_nanosecond());
+        assert_eq!(e.metadata.name.as_deref(), Some("web.17979cfe362a0000"));
+        assert_eq!(i128::from_str_radix("17979cfe362a0000", 16).unwrap(), at(0).as_nanosecond());
         assert_eq!(e.metadata.namespace.as_deref(), Some("ns"));
         assert_eq!((e.reporting_component.as_deref(), e.reporting_instance.as_deref()), (Some("kubelet"), Some("n1")));
         assert_eq!((e.count, &e.first_timestamp), (Some(1), &e.last_timestamp));
