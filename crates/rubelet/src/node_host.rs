@@ -17,7 +17,9 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
-use pod::ports::{ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads, error_chain};
+use pod::ports::{
+    ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads, error_chain,
+};
 use tracing::warn;
 
 /// Where things stand on this host.

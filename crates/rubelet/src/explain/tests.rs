@@ -1,3 +1,5 @@
+//! Explanations of pods that are made up, as they must read.
+
 use model::report::{ContainerReport, Finding, NodeReport, PodReport, Severity, StopReport};
 use model::timeline::{StepKind, StepRecord, StepResult};
 

@@ -1,3 +1,5 @@
+//! Judgements on facts that are made up, one table for each topic.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
