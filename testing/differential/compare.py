@@ -79,8 +79,10 @@ def calls(want, got):
     return out
 
 def made(want, got):
-    late = lambda k: int(k.rsplit(' ', 1)[1]) > 1
-    return diff('made', {k: v for k, v in want.items() if not late(k)}, {k: v for k, v in got.items() if not late(k)})
+    def later(k, other):
+        again = int(k.rsplit(' ', 1)[1])
+        return again and k.split(' ')[1] in FLAPPING and k not in other
+    return diff('made', {k: v for k, v in want.items() if not later(k, got)}, {k: v for k, v in got.items() if not later(k, want)})
 
 def waiting(want, got):
     """Why containers waited or how they ended, at any time: all that is shown must be Go's."""
@@ -131,6 +133,7 @@ def removal(want, got):
         for pod, v in x.items():
             stops = [s for i, s in enumerate(v['stop']) if not s.startswith('StopPodSandbox') or s not in v['stop'][:i]]
             stops = [s for s in stops if not (s.startswith('StopContainer') and s.split(' ')[1] in FLAPPING.get(pod, ()))]
+            if pod == 'steps-diff': stops = [re.sub(r'"timeout": "[67]"', '"timeout": "6-7"', s) for s in stops]  # the hooks' time counts
             # What is taken down already is made sure of once more, or not.
             if stops and stops != ['StopPodSandbox 0']: out[pod] = stops
         return out

@@ -2,7 +2,7 @@
 
 The folder of a run has a fixed path, since the UID of a static pod is a hash of its file's path: one run at a time on a machine.
 """
-import fcntl, glob, hashlib, http.client, json, os, re, shutil, signal, socket, stat, subprocess, sys, time
+import ctypes, fcntl, glob, http.client, json, os, re, shutil, signal, socket, stat, subprocess, sys, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -19,10 +19,15 @@ def needs_grpc():
     python = VENV + '/bin/python'
     if os.path.realpath(sys.prefix) == os.path.realpath(VENV): sys.exit(VENV + ' has no grpcio: remove it and run again')
     if subprocess.run([python, '-c', 'import grpc, grpc_tools.protoc'], capture_output=True).returncode if os.path.exists(python) else True:
-        subprocess.run([sys.executable, '-m', 'venv', VENV], check=True)
-        subprocess.run([VENV + '/bin/pip', 'install', '-q', '--disable-pip-version-check', 'grpcio', 'grpcio-tools'], check=True)
+        try:
+            subprocess.run([sys.executable, '-m', 'venv', VENV], check=True)
+            subprocess.run([VENV + '/bin/pip', 'install', '-q', '--disable-pip-version-check', 'grpcio', 'grpcio-tools'], check=True)
+        except (OSError, subprocess.CalledProcessError) as e: print('skipped: no Python with grpcio:', e); sys.exit(3)
     os.execv(python, [python, *sys.argv])
 
+
+LIBC = ctypes.CDLL(None)
+def dies_with_us(): LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 def free_port():
     with socket.socket() as s: s.bind(('127.0.0.1', 0)); return s.getsockname()[1]
@@ -74,7 +79,7 @@ class Lab:
 
     def spawn(self, name, argv):
         log = open(f'{DIR}/{name}.log', 'ab')
-        p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=DIR, env={**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'})
+        p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=DIR, preexec_fn=dies_with_us, env={**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'})
         self.children.append(p); return p
 
     # The program under test.

@@ -176,3 +176,14 @@ def removal(lab, since):
         rest = [e for e in entries if e not in stops]
         out[pod] = {'stop': together(stops), 'other': sorted({t for _, t in rest})}
     return names.clean(out)
+
+
+def write(rec, path):
+    """A line for each pod, container, file …, so that a diff of two recordings can be read."""
+    rec = {'made by': 'testing/differential/run --kubelet GO-KUBELET --record ' + path, **rec}
+    def part(v):
+        if not isinstance(v, (dict, list)) or not v: return json.dumps(v, ensure_ascii=False)
+        one = lambda x: json.dumps(x, ensure_ascii=False, sort_keys=True, separators=(',', ':'))
+        rows = [f'{one(k)}:{one(x)}' for k, x in sorted(v.items())] if isinstance(v, dict) else [one(x) for x in v]
+        return '{['[isinstance(v, list)] + '\n' + ',\n'.join(rows) + '\n' + '}]'[isinstance(v, list)]
+    with open(path, 'w') as f: f.write('{' + ',\n'.join(f'{json.dumps(k)}:{part(v)}' for k, v in rec.items()) + '}\n')
