@@ -72,7 +72,10 @@ impl Worker {
                 return Next::Ended;
             }
             let plan = self.plan(pod, &observed);
-            self.note_waits(&plan);
+            if self.note_waits(&plan) {
+                // Not only when the wait is over: what is waited for is shown from its beginning.
+                self.publish(pod, &observed);
+            }
             if plan.is_empty() && self.is_prepared(pod) {
                 self.collect(&observed).await;
                 return self.rest(pod, &observed, &plan);

@@ -132,18 +132,21 @@ impl Worker {
             .collect()
     }
 
-    /// Notes what the plan waits for.
-    pub(crate) fn note_waits(&mut self, plan: &Plan) {
+    /// Notes what the plan waits for; true when something waits that did not.
+    pub(crate) fn note_waits(&mut self, plan: &Plan) -> bool {
+        let mut news = false;
         let mut waits: Vec<String> = Vec::new();
         for w in &plan.waiting {
             let until = w.until.map_or_else(String::new, |t| format!(" until {t:.0}"));
             waits.push(format!("container \"{}\": {}{until}", w.name, w.reason));
-            self.problems.insert(w.name.clone(), (w.reason.to_owned(), w.message.clone()));
+            let problem = (w.reason.to_owned(), w.message.clone());
+            news |= self.problems.insert(w.name.clone(), problem.clone()) != Some(problem);
         }
         // A back-off that is over is no problem any more; the start that follows says what is.
         let waiting: Vec<&str> = plan.waiting.iter().map(|w| w.name.as_str()).collect();
         self.problems.retain(|name, (reason, _)| reason != "CrashLoopBackOff" || waiting.contains(&name.as_str()));
         self.entry.view().waits_for = waits;
+        news
     }
 }
 
