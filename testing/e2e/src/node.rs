@@ -277,6 +277,11 @@ impl Node {
         self.dir.join("kubelet.log")
     }
 
+    /// The KubeletConfiguration of the next start.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
     /// Changes the KubeletConfiguration for the next start.
     pub fn configure(&mut self, key: &str, value: Value) {
         self.config[key] = value;
@@ -392,6 +397,14 @@ impl Node {
     /// The runtime's client.
     pub fn cri(&self) -> &CriClient {
         &self.cri
+    }
+
+    /// The runtime's version, as it says it.
+    ///
+    /// # Panics
+    /// When the runtime does not answer.
+    pub fn version(&self) -> String {
+        self.ask(self.cri.version()).runtime_version
     }
 
     /// All sandboxes.

@@ -150,6 +150,10 @@ fn restart_policies_and_final_phases() {
     }
     let always = node.wait_pod("restarted after exit 0", "always", |p| restarts(p, "c") >= 1);
     assert_eq!(phase(&always), "Running");
+    // It waits 10 s now, and the status says so from the beginning, though nothing else happens in the pod.
+    wait_until("its wait is shown", seconds(7), || {
+        (waiting(&node.pod("always").unwrap(), "c") == "CrashLoopBackOff").then_some(())
+    });
     let starts = |file: &str| share.lines(file).len();
     assert_eq!(
         (starts("never0-e2e.c"), starts("never1-e2e.d"), starts("onfail0-e2e.c"), starts("onfail1-e2e.c")),
