@@ -238,4 +238,4 @@ def machine(lab):
     """What figures in a recording depend on."""
     mem = int(re.search(r'MemTotal:\s+(\d+)', open('/proc/meminfo').read())[1]) * 1024
     return {'memory': mem, 'cpus': os.cpu_count(), 'hugepages': sorted(os.listdir('/sys/kernel/mm/hugepages')) if os.path.isdir('/sys/kernel/mm/hugepages') else [],
-            'cgroup': 2 if V2 else 1, 'containerd': lab.cri.Version()['runtime_version']}
+            'cgroup': 2 if V2 else 1, 'kernel': os.uname().release, 'containerd': lab.cri.Version()['runtime_version']}

@@ -18,7 +18,8 @@ pub(crate) struct Options {
     /// Build nothing that takes minutes, run the end-to-end tests on one containerd only, and leave out the VM
     #[arg(long)]
     quick: bool,
-    /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e, v2 (cgroup v2, in a VM)
+    /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e, differential (against recordings of the Go
+    /// kubelet), v2 (cgroup v2, in a VM)
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
     /// Only the tests whose names contain this
@@ -26,7 +27,7 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-const STEPS: [&str; 7] = ["rules", "fmt", "clippy", "unit", "e2e-2", "e2e-1", "v2"];
+const STEPS: [&str; 8] = ["rules", "fmt", "clippy", "unit", "e2e-2", "differential", "e2e-1", "v2"];
 
 /// How a step ended.
 enum Outcome {
@@ -86,6 +87,7 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
                 name = "cgroup v2 (VM)".to_owned();
                 cgroup_v2(shell, &name)
             }
+            "differential" => differential(shell, options, step),
             _ => end_to_end(shell, options, step == "e2e-2", &mut name),
         };
         let outcome = match result {
@@ -135,6 +137,32 @@ fn tests(shell: &Shell, name: &str, command: &mut Command, limit: Duration) -> R
         names => format!("{}; all of it: {}", names.join(", "), log.display()),
     };
     Ok(Outcome::Failed(format!("{why}; {named}"), report.counts))
+}
+
+/// rubelet's requests, files and statuses beside those that the Go kubelet was seen to make of the same manifests.
+fn differential(shell: &Shell, options: &Options, step: &str) -> Result<Outcome> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Outcome::Skipped("needs root, for containers, cgroups and a network bridge".into()));
+    }
+    setup::prepare(shell)?;
+    let found = if options.quick { Containerd::reference() } else { Some(setup::reference(shell)?) };
+    let Some(runtime) = found else {
+        return Ok(Outcome::Skipped("containerd 2 is not built (lab/build-reference containerd)".into()));
+    };
+    let rubelet = setup::rubelet(shell, false)?;
+    let images = setup::images(shell)?;
+    let mut stage = Stage::create("differential")?;
+    stage.start_containerd(&runtime, &images, true)?;
+    let mut command = Command::new(crate::root().join("testing/differential/run"));
+    command.arg("--kubelet").arg(rubelet).arg("--socket").arg(stage.socket());
+    let ended = shell.run(step, &mut command, Duration::from_secs(600));
+    stage.close()?;
+    let status = ended?;
+    let log = shell.log(step);
+    Ok(match status.code() {
+        Some(3) => Outcome::Skipped(rig::tail(&log, 1)),
+        _ => verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 40))),
+    })
 }
 
 /// The tests on a real containerd; a stage for all of them, taken down afterwards also when they fail.
