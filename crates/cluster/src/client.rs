@@ -299,8 +299,10 @@ impl Client {
         Ok(pool)
     }
 
-    /// Sends a call and waits for the head of a good answer.
+    /// Sends a call and waits for the head of a good answer. What the server asks us to wait is waited only if that ends before the
+    /// deadline: else the caller is told at once.
     async fn head(&self, call: &Call) -> ClusterResult<Response<Incoming>> {
+        let until = Instant::now() + self.deadline;
         let uri = call.uri(&self.inner.config.server)?;
         let mut renewed = false;
         let mut tries = 0;
@@ -327,6 +329,7 @@ impl Client {
             if let Some(wait) = retry_after
                 && (code == 429 || code >= 500)
                 && tries < RETRIES
+                && Instant::now() + wait < until
             {
                 tries += 1;
                 tokio::time::sleep(wait).await;

@@ -1,6 +1,6 @@
 //! One connection to the API server: TCP (through a proxy if there is one), then TLS.
 //!
-//! Each connection can be cut from outside ([`Connector`] holds the signal), so that a connection that silently drops packets is
+//! Each connection can be cut from outside (the connector holds the signal), so that a connection that silently drops packets is
 //! left at once when the lease notices.
 
 use std::future::Future;

@@ -1,7 +1,7 @@
 //! Everything that talks to the API server, and nothing that decides about pods.
 //!
 //! - [`kubeconfig`], [`credentials`], [`exec`]: who we are; files are read again when they change.
-//! - [`tls`], [`connect`], [`client`]: how bytes get there: HTTP/2 with pings, deadlines, a rate limit, Retry-After.
+//! - [`tls`], [`client`]: how bytes get there: HTTP/2 with pings, deadlines, a rate limit, Retry-After.
 //! - [`reflect`], [`object_cache`]: collections and single objects kept up to date.
 //! - [`calls`]: typed calls behind small traits, so that fakes can stand in; [`patch`] makes their bodies.
 //! - [`events`]: events correlated, queued and written.
@@ -12,7 +12,7 @@
 pub mod backoff;
 pub mod calls;
 pub mod client;
-pub mod connect;
+mod connect;
 pub mod credentials;
 pub mod error;
 pub mod events;

@@ -1,7 +1,8 @@
 //! Against a real API server with the node authorizer and NodeRestriction, and a controller-manager that approves and signs.
 //!
 //! `RUBELET_TEST_KUBECONFIG` names an administrator's kubeconfig, `RUBELET_TEST_BOOTSTRAP` one with a bootstrap token:
-//! `cargo test -p cluster --test real -- --ignored`.
+//! `cargo test -p cluster --test real -- --ignored --test-threads=1`. `RUBELET_TEST_APISERVER_PID` is the server's process, which one test
+//! stops for a while (SIGSTOP).
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -47,6 +48,53 @@ fn pod(name: &str) -> Pod {
             "volumes": [{"name": "v", "configMap": {"name": "cm"}},
                 {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"audience": "https://lab", "path": "t"}}]}}]},
     }))
+}
+
+fn signal(pid: &str, signal: &str) {
+    assert!(std::process::Command::new("kill").args([signal, pid]).status().unwrap().success());
+}
+
+#[tokio::test]
+#[ignore = "needs a real API server"]
+async fn a_server_that_falls_silent_is_noticed_and_taken_up_again() {
+    let config = ClusterConfig::load(std::path::Path::new(&std::env::var("RUBELET_TEST_KUBECONFIG").unwrap())).unwrap();
+    let pid = std::env::var("RUBELET_TEST_APISERVER_PID").unwrap();
+    let options = ClientOptions {
+        ping_idle: Duration::from_secs(1),
+        ping_timeout: Duration::from_secs(1),
+        deadline: Duration::from_secs(2),
+        ..ClientOptions::new("0.1.0")
+    };
+    let client = Client::new(config, options).unwrap();
+    let (reflector, mut deltas, mut status) =
+        Reflector::<ConfigMap>::new(Arc::new(client.clone()), Scope::named(Some("default"), "late"), 8, system_unit());
+    drop(client.delete::<ConfigMap>(Some("default"), "late", None, None).await);
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    tokio::spawn(reflector.run(stop));
+    assert_eq!(deltas.recv().await.unwrap(), Delta::Snapshot(vec![]));
+    signal(&pid, "-STOP");
+    let start = std::time::Instant::now();
+    let e = tokio::time::timeout(Duration::from_secs(10), status.wait_for(|s| s.error.is_some())).await;
+    let lost = e.map(|s| s.unwrap().error.clone().unwrap());
+    let took = start.elapsed();
+    let call = client.get::<Node>(None, "x", true).await.unwrap_err();
+    signal(&pid, "-CONT");
+    println!("{took:?}: {}", lost.as_ref().unwrap());
+    println!("{call}");
+    assert_eq!((lost.unwrap().kind, call.kind), (ErrorKind::Timeout, ErrorKind::Timeout));
+    let map = from(json!({"metadata": {"name": "late", "namespace": "default"}}));
+    while client.create::<ConfigMap>(&map).await.is_err_and(|e| !e.is_already_exists()) {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    loop {
+        match tokio::time::timeout(Duration::from_secs(60), deltas.recv()).await.unwrap().unwrap() {
+            Delta::Snapshot(items) if items.is_empty() => {}
+            Delta::Snapshot(items) => break assert_eq!(items[0].metadata.name.as_deref(), Some("late")),
+            Delta::Upsert(item) => break assert_eq!(item.metadata.name.as_deref(), Some("late")),
+            Delta::Remove(_) => panic!(),
+        }
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
-//! Typed calls behind small traits: rooms take `Arc<dyn PodApi>` and the like; [`Client`] is all of them, fakes are some.
+//! Typed calls behind small traits: rooms take `Arc<dyn PodApi>` and the like; [`crate::Client`] is all of them, fakes are some.
 //!
-//! Deadlines: each call has the client's ([`Client::with_deadline`]); the lease and the node's status get a client with a shorter one and
+//! Deadlines: each call has the client's ([`crate::Client::with_deadline`]); the lease and the node's status get a client with a shorter one and
 //! no rate limit.
 
 mod imp;
@@ -15,9 +15,6 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde_json::Value;
 
 use crate::error::ClusterResult;
-
-#[allow(unused_imports)]
-use crate::client::Client;
 
 /// Pods and mirror pods.
 #[async_trait]
