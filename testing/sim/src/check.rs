@@ -160,6 +160,8 @@ struct Pod {
     unwanted: Option<At>,
     /// Its end has begun: a container of it was stopped while nobody wanted it.
     ending: bool,
+    /// When it was first unwanted since then.
+    end_began: Option<At>,
     /// It was unwanted for a while, and the agent may still be ending what it had then.
     doubtful: bool,
     /// When its images last changed under the same UID.
@@ -197,6 +199,7 @@ impl Checker {
                     pod.delays.clear();
                     pod.ending = false;
                     pod.doubtful = false;
+                    pod.end_began = pod.unwanted;
                 }
             }
             Fact::Wanted(form) => {
@@ -204,6 +207,7 @@ impl Checker {
                 let pod = self.pods.entry(form.uid.clone()).or_default();
                 if let Some(since) = pod.unwanted.take() {
                     pod.doubtful |= at > since.max(agent_since);
+                    pod.end_began = pod.end_began.filter(|_| pod.doubtful);
                 }
                 if pod.form.as_ref().is_some_and(|old| old.images != form.images) {
                     pod.changed = Some(at);
@@ -213,6 +217,7 @@ impl Checker {
             Fact::Unwanted(uid) => {
                 let pod = self.pods.entry(uid).or_default();
                 pod.unwanted.get_or_insert(at);
+                pod.end_began.get_or_insert(at);
             }
             Fact::SandboxReady { id, uid } => {
                 if let Some((rival, _)) =
@@ -260,6 +265,10 @@ impl Checker {
             Fact::Gone(id) => {
                 if let Some(c) = self.containers.get_mut(&id) {
                     c.gone = true;
+                    if let Some(pod) = self.pods.get_mut(&c.uid).filter(|p| p.doubtful || p.unwanted.is_some()) {
+                        // It goes with the pod that it belonged to; what comes under this UID now is another one.
+                        pod.counts.remove(&c.name);
+                    }
                     let uid = c.uid.clone();
                     self.rest(&uid);
                 }
@@ -309,11 +318,8 @@ impl Checker {
         let kept = self.containers.values().any(|c| c.uid == uid && !c.gone);
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.ending = false;
+            pod.end_began = pod.unwanted.filter(|_| kept);
             if !kept {
-                if pod.doubtful || pod.unwanted.is_some() {
-                    // What comes under this UID now is another pod.
-                    pod.counts.clear();
-                }
                 pod.doubtful = false;
                 pod.delays.clear();
             }
@@ -325,7 +331,8 @@ impl Checker {
             return self.accuse(at, format!("container {id} started and was never created"));
         };
         let what = format!("{} ({id}) in pod {}", c.name, c.uid);
-        let rival = self.live(&c.uid).find(|(other, o)| *other != id && o.name == c.name).map(|(other, _)| other.clone());
+        let rival =
+            self.live(&c.uid).find(|(other, o)| *other != id && o.name == c.name).map(|(other, _)| other.clone());
         if let Some(rival) = rival {
             self.accuse(at, format!("{what} started while {rival} was running"));
         }
@@ -456,7 +463,7 @@ impl Checker {
                 pod.ending = true;
                 // What only the runtime knows is nobody's: its form, and so its grace, is not known to an agent that started later.
                 let orphan = agent_since >= since;
-                let left = whole.saturating_sub(at - since);
+                let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since));
                 if !orphan && grace < left {
                     blame = Some(format!("{what}: {left:?} of its grace are left"));
                 }

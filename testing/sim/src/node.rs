@@ -54,6 +54,8 @@ pub struct Node {
     agents: u64,
     /// When the agent that was cut off is followed by the next one.
     comes_back_after: Duration,
+    /// What the manifests give, by file.
+    parsed: Vec<(PathBuf, DesiredPod)>,
     wanted: BTreeSet<String>,
 }
 
@@ -84,7 +86,16 @@ impl Node {
         let world = World::new(runtime, FakeHost::new(setup.seed));
         let clock = Clock::virtual_from(setup.runtime.epoch);
         let comes_back_after = Duration::from_secs(1);
-        Self { world, setup, clock, agent: None, agents: 0, comes_back_after, wanted: BTreeSet::new() }
+        Self {
+            world,
+            setup,
+            clock,
+            agent: None,
+            agents: 0,
+            comes_back_after,
+            parsed: Vec::new(),
+            wanted: BTreeSet::new(),
+        }
     }
 
     /// The runtime.
@@ -216,7 +227,7 @@ impl Node {
 
     /// The pod that a file gives, if it is good.
     pub fn parsed(&self, file: &str) -> Option<DesiredPod> {
-        self.parse().into_iter().find(|(path, _)| *path == Dir::path(file)).map(|(_, pod)| pod)
+        self.parsed.iter().find(|(path, _)| *path == Dir::path(file)).map(|(_, pod)| pod.clone())
     }
 
     /// UID of the pod that a file gives.
@@ -240,16 +251,16 @@ impl Node {
         self.world.dir.files().into_iter().filter_map(load).collect()
     }
 
-    /// The pods that the manifests want: of several with one name, or one UID, the first.
+    /// The pods that the manifests want: of several with one name, the last.
     pub fn wanted(&self) -> Vec<DesiredPod> {
-        let (mut names, mut uids) = (BTreeSet::new(), BTreeSet::new());
-        let pods = self.parse().into_iter().map(|(_, pod)| pod);
-        pods.filter(|pod| names.insert(pod.full_name()) && uids.insert(pod.uid().clone())).collect()
+        let last: BTreeMap<String, &DesiredPod> = self.parsed.iter().map(|(_, pod)| (pod.full_name(), pod)).collect();
+        last.into_values().cloned().collect()
     }
 
     /// Tells the checker what is wanted now.
     fn tell(&mut self) {
         self.world.look();
+        self.parsed = self.parse();
         let wanted = self.wanted();
         let uids: BTreeSet<String> = wanted.iter().map(|pod| pod.uid().to_string()).collect();
         for uid in self.wanted.difference(&uids) {
@@ -360,7 +371,7 @@ impl Node {
     pub fn assert_sound(&self) {
         self.world.look();
         let violations = self.world.violations();
-        assert!(violations.is_empty(), "{}\n{}", violations.join("\n"), self.world.asked(60).join("\n"));
+        assert!(violations.is_empty(), "{}\n{}", violations.join("\n"), self.world.asked(120).join("\n"));
     }
 
     /// Makes everything well: no more faults, and processes that end do so no more, but for those of pods that are to run to their end.
@@ -432,17 +443,23 @@ impl Node {
                 Instant::now() < end,
                 "not settled within {limit:?}:\n{}\n{}",
                 missing.join("\n"),
-                self.world.asked(60).join("\n")
+                self.world.asked(120).join("\n")
             );
-            self.run(Duration::from_secs(1)).await;
+            self.run(Duration::from_secs(2)).await;
         }
-        // Dead containers of the way here are collected within the resync and the collection that follows it.
-        self.run(Duration::from_secs(300)).await;
-        let before = self.runtime().changes().len();
-        self.run(Duration::from_secs(600)).await;
-        self.assert_sound();
-        let after = self.runtime().changes();
-        assert_eq!(after.len(), before, "an agent at rest changed the runtime: {:?}", &after[before..]);
+        // Dead containers of the way here are collected with a resync, a minute after the last collection. A container that still had an end
+        // before it may take another turn.
+        loop {
+            self.run(Duration::from_secs(180)).await;
+            let before = self.runtime().changes().len();
+            self.run(Duration::from_secs(120)).await;
+            self.assert_sound();
+            let after = self.runtime().changes();
+            if after.len() == before {
+                break;
+            }
+            assert!(Instant::now() < end, "an agent at rest changed the runtime: {:?}", &after[before..]);
+        }
         let missing = self.missing();
         assert!(missing.is_empty(), "what was settled is so no more: {missing:?}");
         self.assert_bounded();
@@ -472,9 +489,9 @@ impl Drop for Node {
 
 fn form(pod: &DesiredPod) -> Form {
     let images = |c: model::pod::ContainerEntry<'_>| (c.spec.name.clone(), c.spec.image.clone().unwrap_or_default());
-    let watched = pod.containers().any(|c| {
-        c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some()
-    });
+    let watched = pod
+        .containers()
+        .any(|c| c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some());
     Form {
         uid: pod.uid().to_string(),
         name: pod.name().to_owned(),
@@ -502,8 +519,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         () = cut.cancelled() => return None,
         restored = pod::admit::restore(&*host, ROOT.as_ref()) => restored.ok()?,
     };
-    let admit =
-        pod::admit::start(node_facts(), rules()?, restored, host.clone(), PathBuf::from(ROOT), &tasks);
+    let admit = pod::admit::start(node_facts(), rules()?, restored, host.clone(), PathBuf::from(ROOT), &tasks);
     let images = Images::new(
         ports.clone(),
         ports.clone(),
@@ -528,8 +544,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
     });
     let (sets_tx, sets) = mpsc::channel(16);
     let context = StaticContext { node_name: NODE.to_owned(), gates: manifest::Gates::default() };
-    let source =
-        source::file::run(world.dir.reader(), Duration::from_secs(20), context, clock.clone(), sets_tx);
+    let source = source::file::run(world.dir.reader(), Duration::from_secs(20), context, clock.clone(), sets_tx);
     let stop = tasks.stop().clone();
     tasks.spawn(async move {
         tokio::select! { biased; () = stop.cancelled() => {}, () = source => {} }

@@ -215,7 +215,8 @@ impl Player {
     fn manifest(&mut self, slot: usize) -> Manifest {
         // Two files may name the same pod.
         let name = format!("p{}", if self.one_in(8) { 0 } else { slot });
-        let policy = *["Always", "Always", "Always", "OnFailure", "Never"].choose(&mut self.random).unwrap_or(&"Always");
+        let policy =
+            *["Always", "Always", "Always", "OnFailure", "Never"].choose(&mut self.random).unwrap_or(&"Always");
         let grace = *[0, 1, 2, 5, 30].choose(&mut self.random).unwrap_or(&5);
         let mut manifest = Manifest::new(&name).policy(policy).grace(grace);
         manifest.host_network = self.one_in(6);
@@ -225,7 +226,8 @@ impl Player {
             manifest.uid = Some(format!("fixed-{slot}-{}", self.versions));
         }
         for n in 0..self.random.random_range(0..3) {
-            manifest = if self.one_in(2) { manifest.init(&format!("i{n}")) } else { manifest.sidecar(&format!("i{n}")) };
+            manifest =
+                if self.one_in(2) { manifest.init(&format!("i{n}")) } else { manifest.sidecar(&format!("i{n}")) };
         }
         let apps = self.random.random_range(1..3);
         manifest = manifest.apps((0..apps).map(|n| Container::new(&format!("a{n}"))));
@@ -330,7 +332,11 @@ impl Player {
         let fault = match self.random.random_range(0..8) {
             0..2 => Fault::Fail(2, "transport is closing".into()),
             // Of a container that is there, no runtime says that it is not; of what a new one needs it may.
-            2 if matches!(call, "RunPodSandbox" | "CreateContainer" | "StartContainer" | "PullImage" | "ImageStatus") => {
+            2 if matches!(
+                call,
+                "RunPodSandbox" | "CreateContainer" | "StartContainer" | "PullImage" | "ImageStatus"
+            ) =>
+            {
                 Fault::Fail(5, "not found".into())
             }
             2 => Fault::Fail(4, "context deadline exceeded".into()),

@@ -113,10 +113,9 @@ pub(super) fn phase(
             Now::Unknown => unknown += 1,
         }
     }
-    if init_pending > 0 || (sidecars_pending > 0 && !initialised) || waiting > 0 {
-        return "Pending";
-    }
-    if unknown > 0 {
+    // Once every app has ended for good no sidecar starts any more: one whose record is lost must not keep the pod Pending for ever.
+    let over = stopped > 0 && for_good == pod.app_containers().count();
+    if init_pending > 0 || (!over && ((sidecars_pending > 0 && !initialised) || waiting > 0 || unknown > 0)) {
         return "Pending";
     }
     if running > 0 {

@@ -109,9 +109,7 @@ impl Worker {
     pub(crate) async fn create_sandbox(&mut self, pod: &DesiredPod, attempt: u32) -> Result<String, String> {
         let request = self.sandbox_request(pod, attempt).await?;
         let begin = Instant::now();
-        let made = self
-            .step(StepKind::Sandbox, "", self.deps.mutator.run_pod_sandbox(request, ""))
-            .await;
+        let made = self.step(StepKind::Sandbox, "", self.deps.mutator.run_pod_sandbox(request, "")).await;
         self.deps.metrics.run_podsandbox("", begin.elapsed(), made.is_err());
         self.deps.metrics.started_pods.inc();
         if made.is_err() {
@@ -196,15 +194,14 @@ impl Worker {
             let resources = config::created_resources(pod, *entry, &deps.settings.node);
             deps.admit.actuated(pod.uid(), name, resources).await;
         }
+        self.still_wanted()?;
         let id = self
             .step(StepKind::Create, name, deps.mutator.create_container(sandbox_id, request, sandbox.clone()))
             .await
             .map_err(|e| StartFailure::new("CreateContainerError", e))?;
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
-        if matches!(&*self.intent.borrow(), Intent::End(_)) {
-            return Err(StartFailure { report: false, ..StartFailure::new("", "the pod is to end") });
-        }
+        self.still_wanted()?;
         self.step(StepKind::Start, name, deps.mutator.start_container(&id))
             .await
             .map_err(|e| StartFailure::new("RunContainerError", e))?;
@@ -213,6 +210,14 @@ impl Worker {
             warn!(pod = pod.full_name(), container = name, err = e.chain(), "Log link cannot be made");
         }
         self.post_start(pod, observed, entry, &id).await
+    }
+
+    /// An error when the pod is to end: nothing more of it is made or started then.
+    fn still_wanted(&self) -> Result<(), StartFailure> {
+        match &*self.intent.borrow() {
+            Intent::Run(_) => Ok(()),
+            Intent::End(_) => Err(StartFailure { report: false, ..StartFailure::new("", "the pod is to end") }),
+        }
     }
 
     /// The container's image, pulled if need be; given up when the pod is to end or wants another image.
