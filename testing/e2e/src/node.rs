@@ -403,7 +403,7 @@ impl Node {
     ///
     /// # Panics
     /// When the runtime does not answer.
-    pub fn version(&self) -> String {
+    pub fn runtime_version(&self) -> String {
         self.ask(self.cri.version()).runtime_version
     }
 

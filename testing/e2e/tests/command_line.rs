@@ -346,7 +346,7 @@ fn endpoints_and_commands_of_a_running_agent() {
     let config = node.dir().join("config.json").display().to_string();
     let (_, out, _) = run(&["check", "--json", "--config", &config, "--root-dir", &root]);
     let findings: Value = serde_json::from_str(&out).unwrap();
-    assert!(finding(&findings, "ok", "containerd").contains(&node.version()), "{findings:#}");
+    assert!(finding(&findings, "ok", "containerd").contains(&node.runtime_version()), "{findings:#}");
 
     // SIGTERM: the end of the agent alone.
     let status = node.stop();

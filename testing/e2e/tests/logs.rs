@@ -67,14 +67,14 @@ fn rotation_keeps_size_and_number_and_every_line() {
 
     // About 100 KiB a look, until three rotations have been seen: nothing is removed so far.
     share.put("pace", "60\n");
-    let rotated = || files(&node, &talks).iter().filter(|f| !f.extension().is_some_and(|e| e == "log")).count();
+    let rotated = || files(&node, &talks).iter().filter(|f| f.extension().is_none_or(|e| e != "log")).count();
     wait_until("three rotations", seconds(90), || (rotated() >= 3).then_some(()));
     share.put("pace", "0\n");
     wait_until("it has stopped", seconds(10), || share.read("at").starts_with("end").then_some(()));
     let settled = |limit: usize| {
         wait_until("old files are compressed", seconds(20), || {
             let now = files(&node, &talks);
-            let plain = now.iter().filter(|f| !f.extension().is_some_and(|e| e == "gz")).count();
+            let plain = now.iter().filter(|f| f.extension().is_none_or(|e| e != "gz")).count();
             let temporary = now.iter().any(|f| f.extension().is_some_and(|e| e == "tmp"));
             (now.len() <= limit && plain <= 2 && !temporary).then_some(now)
         })

@@ -131,7 +131,7 @@ fn what_counts_as_a_manifest() {
     fs::write(&outside, plain("linked").to_string()).unwrap();
     symlink(&outside, dir.join("link.json")).unwrap();
     pod_at("unknown-field.json", &with(plain("unknown"), json!({"nonsense": 1})));
-    // The same pod name twice: the first in the order of names is the one, the other is told of and left.
+    // The same pod name twice: the last in the order of names counts, so a backup copy wins.
     pod_at("twice.yaml", &pod("twice", [with(container("c", HOLD), image("1"))]));
     pod_at("twice.yaml.bak", &pod("twice", [with(container("c", HOLD), image("2"))]));
 
@@ -179,7 +179,7 @@ fn what_counts_as_a_manifest() {
         node.pods().iter().filter_map(|p| p["metadata"]["name"].as_str().map(str::to_owned)).collect();
     shown.sort();
     assert_eq!(shown, expected, "what /pods shows");
-    assert_eq!(node.pod("twice").unwrap()["spec"]["containers"][0]["image"], "lab.test/busybox:1");
+    assert_eq!(node.pod("twice").unwrap()["spec"]["containers"][0]["image"], "lab.test/busybox:2");
     let log = node.log();
     for bad in [
         "empty.yaml",
@@ -201,6 +201,11 @@ fn what_counts_as_a_manifest() {
     let changed = node.wait_pod("the changed pod runs", "good", |p| uid(p) != before && runs(p, "c"));
     assert_eq!(changed["spec"]["containers"][0]["command"][2], "exec sleep 2000000");
     node.wait_gone(&before, seconds(60));
+    // Without the copy the other one counts.
+    fs::remove_file(dir.join("twice.yaml.bak")).unwrap();
+    node.wait_pod("the first of the two runs", "twice", |p| {
+        p["spec"]["containers"][0]["image"] == "lab.test/busybox:1" && runs(p, "c")
+    });
     // A file that was bad becomes good.
     pod_at("broken.yaml", &plain("mended"));
     node.wait_running("mended");

@@ -1,7 +1,8 @@
 //! Static pods from a directory (`staticPodPath`): read when it changes and every `fileCheckFrequency`.
 //!
 //! Every regular file whose name does not begin with a dot counts, whatever its extension; the directory is not descended; order
-//! is by name. A bad file is logged by name and leaves the others alone. A file that was good and is bad now keeps its pod until the
+//! is by name, and of several pods of one name the last counts, as in the Go kubelet, whose source holds its pods by name. A bad file is logged by
+//! name and leaves the others alone. A file that was good and is bad now keeps its pod until the
 //! next periodic check, so that an editor's half-written file does not stop a pod.
 //!
 //! Task: owned by wire.rs, ends with [`crate::ports::Tasks::stop`]. Input: a [`ManifestDir`]. Output: the bounded channel of sets; a busy dispatcher holds the
@@ -107,10 +108,12 @@ impl<D: ManifestDir> FileSource<D> {
         let files = self.dir.list(&stamps).await?;
         self.order = files.iter().map(|f| f.path.clone()).collect();
         self.known.retain(|path, _| self.order.contains(path));
+        let mut changed = Vec::new();
         for file in files {
             let Some(content) = file.content else {
                 continue;
             };
+            changed.push(file.path.clone());
             let parsed = match content {
                 Ok(bytes) => self.parse(&file.path, &bytes),
                 Err(reason) => Err(reason),
@@ -134,8 +137,33 @@ impl<D: ManifestDir> FileSource<D> {
                 }
             }
         }
-        let fresh = self.order.iter().filter_map(|p| self.known.get(p)).flat_map(|k| k.pods.iter().cloned()).collect();
+        let fresh = self.newest_of_each_name(&changed);
         Ok(self.seen.settle(fresh))
+    }
+
+    /// The pods in the order of their files; the last one where several have one name. `changed` files are told of.
+    fn newest_of_each_name(&self, changed: &[PathBuf]) -> Vec<DesiredPod> {
+        let all: Vec<(&PathBuf, &DesiredPod)> = self
+            .order
+            .iter()
+            .filter_map(|path| Some((path, self.known.get(path)?)))
+            .flat_map(|(path, known)| known.pods.iter().map(move |pod| (path, pod)))
+            .collect();
+        let last: HashMap<String, usize> = all.iter().enumerate().map(|(i, (_, pod))| (pod.full_name(), i)).collect();
+        let mut kept = Vec::with_capacity(last.len());
+        for (i, (path, pod)) in all.iter().enumerate() {
+            let newest = last[&pod.full_name()];
+            if newest == i {
+                kept.push((*pod).clone());
+                continue;
+            }
+            let instead = all[newest].0;
+            if changed.contains(path) || changed.contains(instead) {
+                let (ignored, instead) = (path.display(), instead.display());
+                warn!(pod = pod.full_name(), %ignored, %instead, "Several manifest files name the same pod, the last one counts");
+            }
+        }
+        kept
     }
 
     fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Vec<DesiredPod>, String> {
