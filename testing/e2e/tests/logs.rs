@@ -26,24 +26,34 @@ fn files(node: &Node, pod: &Value) -> Vec<PathBuf> {
     all
 }
 
-fn content(file: &Path) -> String {
+fn content(file: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    let bytes = fs::File::open(file).unwrap();
+    let bytes = fs::File::open(file)?;
     if file.extension().is_some_and(|e| e == "gz") {
-        flate2::read::MultiGzDecoder::new(bytes).read_to_string(&mut text).unwrap();
+        flate2::read::MultiGzDecoder::new(bytes).read_to_string(&mut text)?;
     } else {
-        std::io::BufReader::new(bytes).read_to_string(&mut text).unwrap();
+        std::io::BufReader::new(bytes).read_to_string(&mut text)?;
     }
-    text
+    Ok(text)
 }
 
-/// The numbers at the beginning of the lines, over all files.
-fn numbers(files: &[PathBuf]) -> Vec<u64> {
-    let text: String = files.iter().map(|f| content(f)).collect();
-    lines(&text)
-        .iter()
-        .map(|l| l.split(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("not a line of ours: {l:?}")))
-        .collect()
+/// The files, at most `limit` and the older ones compressed, and the numbers at the beginning of their lines.
+fn settled(node: &Node, pod: &Value, limit: usize) -> (Vec<PathBuf>, Vec<u64>) {
+    let has = |file: &PathBuf, extension: &str| file.extension().is_some_and(|e| e == extension);
+    let (now, text) = wait_until("few enough files, the old ones compressed", seconds(30), || {
+        let now = files(node, pod);
+        let plain = now.iter().filter(|f| !has(f, "gz")).count();
+        if now.len() > limit || plain > 2 || now.iter().any(|f| has(f, "tmp")) {
+            return None;
+        }
+        // Between two rotations.
+        let text = now.iter().map(|f| content(f)).collect::<std::io::Result<String>>().ok()?;
+        (files(node, pod) == now).then_some((now, text))
+    });
+    let number = |l: &String| l.split(' ').next().and_then(|n| n.parse().ok());
+    let numbers =
+        lines(&text).iter().map(|l| number(l).unwrap_or_else(|| panic!("not a line of ours: {l:?}"))).collect();
+    (now, numbers)
 }
 
 #[test]
@@ -71,16 +81,7 @@ fn rotation_keeps_size_and_number_and_every_line() {
     wait_until("three rotations", seconds(90), || (rotated() >= 3).then_some(()));
     share.put("pace", "0\n");
     wait_until("it has stopped", seconds(10), || share.read("at").starts_with("end").then_some(()));
-    let settled = |limit: usize| {
-        wait_until("old files are compressed", seconds(20), || {
-            let now = files(&node, &talks);
-            let plain = now.iter().filter(|f| f.extension().is_none_or(|e| e != "gz")).count();
-            let temporary = now.iter().any(|f| f.extension().is_some_and(|e| e == "tmp"));
-            (now.len() <= limit && plain <= 2 && !temporary).then_some(now)
-        })
-    };
-    let now = settled(FILES);
-    let all = numbers(&now);
+    let (now, all) = settled(&node, &talks, FILES);
     let wanted: Vec<u64> = (0..all.len() as u64).collect();
     assert!(
         all == wanted,
@@ -104,8 +105,7 @@ fn rotation_keeps_size_and_number_and_every_line() {
     wait_until("it wrote 6 MiB more", seconds(90), || (written() >= goal).then_some(()));
     share.put("pace", "0\n");
     wait_until("it has stopped", seconds(10), || share.read("at").starts_with("end").then_some(()));
-    let now = settled(FILES);
-    let rest = numbers(&now);
+    let (now, rest) = settled(&node, &talks, FILES);
     assert!(rest.windows(2).all(|w| w[1] == w[0] + 1), "a gap: {:?}", rest.windows(2).find(|w| w[1] != w[0] + 1));
     assert!(*rest.last().unwrap() >= goal - 1, "the newest lines are missing");
     assert!(now.len() >= 3, "{now:?}");

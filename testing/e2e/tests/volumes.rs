@@ -214,7 +214,7 @@ fn a_memory_volume_has_its_size_and_keeps_its_data() {
     let over = node.exec("size", "c", &["dd", "if=/dev/zero", "of=/v/big", "bs=1M", "count=20"]);
     assert!(over.exit_code != 0 && String::from_utf8_lossy(&over.stderr).contains("No space left"), "{over:?}");
     let mode = node.exec("size", "c", &["stat", "-c", "%a", "/v"]).stdout;
-    assert_eq!(mode, b"777\n");
+    assert_eq!(mode, b"1777\n");
 
     // What is in it outlives the container and the kubelet, and goes with the pod.
     node.exec("limit", "c", &["sh", "-c", "echo kept > /v/keep; touch /v/die"]);
