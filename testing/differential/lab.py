@@ -65,7 +65,7 @@ class Lab:
         self.spawn('registry', [sys.executable, ROOT + '/lab/registry.py', '--port', str(port), *sorted(glob.glob(LAB + '/images/small/*.tar'))])
         self.proxy_socket = DIR + '/cri.sock'
         self.spawn('proxy', [sys.executable, HERE + '/proxy.py', self.proxy_socket, socket_path, DIR + '/calls.jsonl'])
-        wait('the proxy', lambda: os.path.exists(self.proxy_socket), 20)
+        wait('the proxy', lambda: os.path.exists(self.proxy_socket), 60)
         ro, self.healthz = free_port(), free_port(); self.read_only = ro
         self.config = {
             'apiVersion': 'kubelet.config.k8s.io/v1beta1', 'kind': 'KubeletConfiguration', 'containerRuntimeEndpoint': 'unix://' + self.proxy_socket,

@@ -185,10 +185,9 @@ impl Admitter {
                 self.actuated_dirty = true;
             }
             Request::Retain(known) => {
-                for (allocations, dirty) in [
-                    (&mut self.allocated, &mut self.allocated_dirty),
-                    (&mut self.actuated, &mut self.actuated_dirty),
-                ] {
+                for (allocations, dirty) in
+                    [(&mut self.allocated, &mut self.allocated_dirty), (&mut self.actuated, &mut self.actuated_dirty)]
+                {
                     let before = allocations.len();
                     allocations.retain(|uid, _| known.contains(&PodUid::new(uid.as_str())));
                     *dirty |= allocations.len() != before;

@@ -271,8 +271,11 @@ impl Dispatcher {
                         StepResult::Failed(format!("{}: {}", refusal.reason, refusal.message)),
                         now,
                     );
-                    let shown =
-                        Rejection { reason: &refusal.reason, message: &refusal.message, qos_class: qos_class(&pod, true).as_str() };
+                    let shown = Rejection {
+                        reason: &refusal.reason,
+                        message: &refusal.message,
+                        qos_class: qos_class(&pod, true).as_str(),
+                    };
                     entry.view().status = status::rejected(&pod, &shown, now);
                     Intent::End(Ending {
                         pod: Some(pod.clone()),
@@ -429,7 +432,9 @@ impl Dispatcher {
                 self.start_orphan(&pod);
             }
         }
-        self.admit.retain(self.workers.keys().chain(self.sets.values().flat_map(BTreeMap::keys)).cloned().collect()).await;
+        self.admit
+            .retain(self.workers.keys().chain(self.sets.values().flat_map(BTreeMap::keys)).cloned().collect())
+            .await;
         let known: HashSet<PodUid> =
             self.workers.keys().cloned().chain(self.runtime.borrow().pods.iter().map(|p| p.uid.clone())).collect();
         if let Err(e) = host.prune_logs(&known).await {

@@ -248,7 +248,8 @@ mod tests {
             serde_json::to_string(&PodList::new(&[])).unwrap(),
             r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#
         );
-        let mut pod = Pod { metadata: ObjectMeta { name: Some("web".into()), ..ObjectMeta::default() }, ..Pod::default() };
+        let mut pod =
+            Pod { metadata: ObjectMeta { name: Some("web".into()), ..ObjectMeta::default() }, ..Pod::default() };
         assert_eq!(
             serde_json::to_string(&PodList::new(&complete(vec![pod.clone()]))).unwrap(),
             concat!(
@@ -262,7 +263,8 @@ mod tests {
         pod.status = Some(PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() });
         let item = &serde_json::to_value(PodList::new(&complete(vec![pod]))).unwrap()["items"][0];
         assert_eq!(item["spec"]["containers"][0], serde_json::json!({"name": "c", "resources": {}}));
-        let condition = serde_json::json!({"type": "Ready", "status": "True", "lastProbeTime": null, "lastTransitionTime": null});
+        let condition =
+            serde_json::json!({"type": "Ready", "status": "True", "lastProbeTime": null, "lastTransitionTime": null});
         assert_eq!(item["status"]["conditions"][0], condition);
     }
 }

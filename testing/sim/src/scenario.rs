@@ -64,7 +64,7 @@ pub async fn play(seed: u64) -> Tally {
         ..Default::default()
     };
     let node = Node::with(Setup { seed, runtime }).await;
-    let mut player = Player { node, random, manifests: Default::default(), tally: Tally::default(), versions: 0 };
+    let player = Player { node, random, manifests: Default::default(), tally: Tally::default(), versions: 0 };
     player.play().await
 }
 

@@ -58,7 +58,8 @@ pub fn container_resources(
 /// Resources that a container is created with, for the actuated checkpoint: CPU and memory limits that it leaves open are the pod's own.
 pub fn created_resources(pod: &DesiredPod, container: ContainerEntry<'_>, node: &NodeFacts) -> ResourceRequirements {
     let mut resources = container.spec.resources.clone().unwrap_or_default();
-    let of_pod = pod.spec().resources.as_ref().and_then(|r| r.limits.as_ref()).filter(|_| node.gates.pod_level_resources);
+    let of_pod =
+        pod.spec().resources.as_ref().and_then(|r| r.limits.as_ref()).filter(|_| node.gates.pod_level_resources);
     let own = container_limits(container);
     for name in [CPU, MEMORY] {
         if value(&own, name) == 0
