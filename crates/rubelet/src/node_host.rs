@@ -311,12 +311,14 @@ impl PodHost for NodeHost {
         .await
     }
 
-    async fn remove_pod_logs(&self, namespace: &str, name: &str, uid: &PodUid) -> HostResult<()> {
-        let dir = self.paths.pod_log(namespace, name, uid);
-        let proc = self.paths.proc.clone();
-        blocking(format!("remove the log directory {}", dir.display()), move || {
-            if dir.exists() {
-                fsx::remove_tree(&proc, &dir)?;
+    async fn remove_pod_logs(&self, _namespace: &str, _name: &str, uid: &PodUid) -> HostResult<()> {
+        // By the UID alone: of a pod that is found as a directory nobody knows the name.
+        let (logs, proc, uid) = (self.paths.pod_logs.clone(), self.paths.proc.clone(), uid.clone());
+        blocking(format!("remove the log directory of pod {uid}"), move || {
+            for (dir, owner) in host::logs::pod_log_dirs(&logs)? {
+                if owner == uid.as_str() {
+                    fsx::remove_tree(&proc, &dir)?;
+                }
             }
             Ok(())
         })

@@ -17,7 +17,6 @@ use jiff::Timestamp;
 use model::api::{EmptyDirVolumeSource, Volume};
 use model::pod::{DesiredPod, PodUid};
 use pod::ports::{MountedVolume, MountedVolumes, VolumeFiles, VolumePayloads};
-use tracing::warn;
 
 use super::Paths;
 
@@ -198,7 +197,6 @@ pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
     for plugin in EPHEMERAL.map(|kind| pod_dir.join("volumes").join(kind)) {
         for dir in children(&plugin)? {
             if let Err(e) = take_down_one(paths, &dir) {
-                warn!(volume = %dir.display(), err = chain(&*e), "UnmountVolume.TearDown failed");
                 failures.push(format!("{}: {}", dir.display(), chain(&*e)));
             }
         }
