@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod error;
 pub mod fsx;
 pub mod logs;
+pub mod memory;
 pub mod mount;
 pub mod proc;
 pub mod safe_path;
