@@ -190,7 +190,6 @@ impl Images {
                 let took = begin.elapsed();
                 self.metrics.image_pulled(found.size, took);
                 info!(pod = pod.full_name(), image, took = ?took, bytes = found.size, "Pulled image");
-                self.forget(&key.0);
                 Ok(usable(found))
             }
             Ok(None) => {

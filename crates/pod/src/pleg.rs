@@ -209,8 +209,9 @@ impl Pleg {
                 },
                 () = tokio::time::sleep_until(suspicion.unwrap_or(next)), if suspicion.is_some() => self.judge_stream(),
                 () = tokio::time::sleep_until(next) => {
-                    self.pass(trusted).await;
-                    let period = if trusted { RELIST_PERIOD_EVENTED } else { RELIST_PERIOD };
+                    let seen = self.pass(trusted).await;
+                    // A pass that failed is repeated soon, so that health comes back with the runtime's.
+                    let period = if trusted && seen { RELIST_PERIOD_EVENTED } else { RELIST_PERIOD };
                     next = Instant::now() + period;
                     if events.is_none() && supported {
                         next = next.min(reconnect_at.max(Instant::now() + RELIST_PERIOD));
@@ -255,8 +256,8 @@ impl Pleg {
         }
     }
 
-    /// One relist: ask for everything, compare, wake.
-    async fn pass(&mut self, trusted: bool) {
+    /// One relist: ask for everything, compare, wake. False when it failed.
+    async fn pass(&mut self, trusted: bool) -> bool {
         let begin = Instant::now();
         if let Some(last) = self.last_begin {
             self.metrics.pleg_relist_interval.observe((begin - last).as_secs_f64());
@@ -273,7 +274,7 @@ impl Pleg {
                     warn!(err = error, "GenericPLEG: Unable to retrieve pods");
                 }
                 self.set_health(|h| h.error = Some(error.clone()));
-                return;
+                return false;
             }
         };
         let fresh = Fingerprint::new(&sandboxes, &containers);
@@ -318,6 +319,7 @@ impl Pleg {
                 entry.wake();
             }
         }
+        true
     }
 
     fn set_health(&self, change: impl FnOnce(&mut Health)) {

@@ -49,7 +49,12 @@ pub enum Fact {
     /// The manifests want this pod, in this form.
     Wanted(Form),
     /// They do not want it any more.
-    Unwanted(String),
+    Unwanted {
+        /// Pod UID.
+        uid: String,
+        /// The agent knows its form: it has a worker for it.
+        known: bool,
+    },
     /// A sandbox stands ready.
     SandboxReady {
         /// Its id.
@@ -158,6 +163,8 @@ struct Pod {
     form: Option<Form>,
     /// Since when nobody wants it.
     unwanted: Option<At>,
+    /// The agent had a worker for it when that began.
+    known: bool,
     /// Its end has begun: a container of it was stopped while nobody wanted it.
     ending: bool,
     /// When it was first unwanted since then.
@@ -214,8 +221,9 @@ impl Checker {
                 }
                 pod.form = Some(form);
             }
-            Fact::Unwanted(uid) => {
+            Fact::Unwanted { uid, known } => {
                 let pod = self.pods.entry(uid).or_default();
+                pod.known = known;
                 pod.unwanted.get_or_insert(at);
                 pod.end_began.get_or_insert(at);
             }
@@ -462,7 +470,7 @@ impl Checker {
             Some(since) => {
                 pod.ending = true;
                 // What only the runtime knows is nobody's: its form, and so its grace, is not known to an agent that started later.
-                let orphan = agent_since >= since;
+                let orphan = !pod.known || agent_since >= since;
                 let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since));
                 if !orphan && grace < left {
                     blame = Some(format!("{what}: {left:?} of its grace are left"));

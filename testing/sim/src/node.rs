@@ -264,7 +264,8 @@ impl Node {
         let wanted = self.wanted();
         let uids: BTreeSet<String> = wanted.iter().map(|pod| pod.uid().to_string()).collect();
         for uid in self.wanted.difference(&uids) {
-            self.world.note(Fact::Unwanted(uid.clone()));
+            let known = self.entries().iter().any(|e| e.uid.as_str() == uid && e.view().desired.is_some());
+            self.world.note(Fact::Unwanted { uid: uid.clone(), known });
         }
         for pod in &wanted {
             self.world.note(Fact::Wanted(form(pod)));

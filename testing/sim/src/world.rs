@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cri_api::v1::{ContainerState, PodSandboxState};
+use cri_api::v1::ContainerState;
 use decide::config::names;
 use fakes::FakeRuntime;
 use tokio::time::Instant;
@@ -126,83 +126,85 @@ impl World {
     pub fn look(&self) {
         let at = self.at();
         let moment = i64::try_from(self.runtime.now().as_nanosecond()).unwrap_or(i64::MAX);
-        let containers = self.runtime.containers();
-        let sandboxes = self.runtime.sandboxes();
+        let containers = self.runtime.states();
+        let sandboxes: BTreeMap<String, bool> = self.runtime.readiness().into_iter().collect();
+        let log_dirs = self.host.log_dirs();
         let mut judge = self.judge();
         let judge = &mut *judge;
         let mut facts = Vec::new();
 
-        let now: BTreeMap<String, bool> =
-            sandboxes.iter().map(|s| (s.id.clone(), s.state() == PodSandboxState::SandboxReady)).collect();
-        for s in &sandboxes {
-            let uid = s.metadata.as_ref().map(|m| m.uid.clone()).unwrap_or_default();
-            match (judge.sandboxes.get(&s.id), now[&s.id]) {
-                (None, _) => facts.push((at, Fact::SandboxReady { id: s.id.clone(), uid })),
-                (Some(true), false) => facts.push((at, Fact::SandboxEnded(s.id.clone()))),
+        for (id, ready) in &sandboxes {
+            match (judge.sandboxes.get(id), ready) {
+                (None, _) => facts.push((at, Fact::SandboxReady { id: id.clone(), uid: self.pod_of(id) })),
+                (Some(true), false) => facts.push((at, Fact::SandboxEnded(id.clone()))),
                 _ => {}
             }
         }
         // Ends before starts: a container may start where another one has just ended.
         let mut starts = Vec::new();
-        for c in &containers {
-            let before = judge.containers.get(&c.id).copied();
-            let label = |key: &str| c.labels.get(key).cloned().unwrap_or_default();
-            if before.is_none() {
-                let created = Fact::Created {
-                    id: c.id.clone(),
-                    uid: label(names::POD_UID_LABEL),
-                    name: label(names::CONTAINER_NAME_LABEL),
-                    sandbox: self.runtime.sandbox_of(&c.id).unwrap_or_default(),
-                    image: self
-                        .runtime
-                        .container_config(&c.id)
-                        .and_then(|config| config.image)
-                        .map(|image| image.user_specified_image)
-                        .unwrap_or_default(),
-                    count: c.annotations.get(names::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
-                };
-                facts.push((at, created));
-            }
-            if before == Some(c.state()) {
+        for (id, state, started, finished) in &containers {
+            let before = judge.containers.get(id).copied();
+            if before == Some(*state) {
                 continue;
             }
-            let began = before.is_none_or(|b| b == ContainerState::ContainerCreated) && c.started_at > 0;
+            if before.is_none() {
+                facts.extend(self.created(id).map(|created| (at, created)));
+            }
+            let fresh = before.is_none_or(|b| b == ContainerState::ContainerCreated);
             // The log is opened before the process is: a start that fails leaves an empty one.
-            let tried = before == Some(ContainerState::ContainerCreated) || c.started_at > 0;
-            if tried {
-                self.host.log_appears(&c.log_path);
+            if (fresh && *started > 0) || before == Some(ContainerState::ContainerCreated) {
+                if let Some(status) = self.runtime.status_of(id) {
+                    self.host.log_appears(&status.log_path);
+                }
             }
-            let list = if began { &mut starts } else { &mut facts };
-            if began {
-                list.push((at, Fact::Started(c.id.clone())));
-            }
-            match c.state() {
+            let list = if fresh && *started > 0 {
+                starts.push((at, Fact::Started(id.clone())));
+                &mut starts
+            } else {
+                &mut facts
+            };
+            match state {
                 ContainerState::ContainerExited => {
                     // It ended when the runtime says so, which may be long before anybody looks.
-                    let ago = Duration::from_nanos(u64::try_from(moment - c.finished_at).unwrap_or(0));
-                    list.push((at.saturating_sub(ago), Fact::Exited(c.id.clone(), c.exit_code)));
+                    let ago = Duration::from_nanos(u64::try_from(moment - finished).unwrap_or(0));
+                    let code = self.runtime.status_of(id).map_or(0, |status| status.exit_code);
+                    list.push((at.saturating_sub(ago), Fact::Exited(id.clone(), code)));
                 }
-                ContainerState::ContainerUnknown => list.push((at, Fact::LostSight(c.id.clone()))),
+                ContainerState::ContainerUnknown => list.push((at, Fact::LostSight(id.clone()))),
                 _ => {}
             }
         }
         facts.extend(starts);
-        let present: BTreeSet<&String> = containers.iter().map(|c| &c.id).collect();
-        for id in judge.containers.keys().filter(|id| !present.contains(id)) {
-            facts.push((at, Fact::Gone(id.clone())));
-        }
-        for id in judge.sandboxes.keys().filter(|id| !now.contains_key(*id)) {
-            facts.push((at, Fact::SandboxGone(id.clone())));
-        }
-        let log_dirs = self.host.log_dirs();
-        for dir in judge.log_dirs.difference(&log_dirs) {
-            facts.push((at, Fact::LogsGone(names::uid_of_log_dir(dir).to_owned())));
-        }
+        let now: BTreeMap<String, ContainerState> = containers.into_iter().map(|(id, state, ..)| (id, state)).collect();
+        let gone = judge.containers.keys().filter(|id| !now.contains_key(*id));
+        facts.extend(gone.map(|id| (at, Fact::Gone(id.clone()))));
+        let gone = judge.sandboxes.keys().filter(|id| !sandboxes.contains_key(*id));
+        facts.extend(gone.map(|id| (at, Fact::SandboxGone(id.clone()))));
+        let gone = judge.log_dirs.difference(&log_dirs);
+        facts.extend(gone.map(|dir| (at, Fact::LogsGone(names::uid_of_log_dir(dir).to_owned()))));
         judge.log_dirs = log_dirs;
-        judge.containers = containers.iter().map(|c| (c.id.clone(), c.state())).collect();
-        judge.sandboxes = now;
+        judge.containers = now;
+        judge.sandboxes = sandboxes;
         for (at, fact) in facts {
             judge.checker.take(at, fact);
         }
+    }
+
+    fn pod_of(&self, sandbox: &str) -> String {
+        let metadata = self.runtime.sandbox_config(sandbox).and_then(|config| config.metadata);
+        metadata.map(|m| m.uid).unwrap_or_default()
+    }
+
+    fn created(&self, id: &str) -> Option<Fact> {
+        let config = self.runtime.container_config(id)?;
+        let label = |key: &str| config.labels.get(key).cloned().unwrap_or_default();
+        Some(Fact::Created {
+            id: id.to_owned(),
+            uid: label(names::POD_UID_LABEL),
+            name: label(names::CONTAINER_NAME_LABEL),
+            sandbox: self.runtime.sandbox_of(id).unwrap_or_default(),
+            image: config.image.map(|image| image.user_specified_image).unwrap_or_default(),
+            count: config.annotations.get(names::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
+        })
     }
 }

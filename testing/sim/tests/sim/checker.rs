@@ -62,6 +62,10 @@ fn caught(checker: &Checker, words: &str) {
     assert!(all.iter().any(|v| v.contains(words)), "{words:?} is not among {all:?}");
 }
 
+fn unwanted() -> Fact {
+    Fact::Unwanted { uid: "u".into(), known: true }
+}
+
 fn stop(id: &str, grace: u64) -> Fact {
     Fact::Asked(Ask::Stop(id.into(), at(grace)))
 }
@@ -73,7 +77,7 @@ fn an_ordinary_life_is_sound() {
     start(&mut c, 5, "a1", "app", 1);
     c.take(at(6), Fact::Exited("a1".into(), 1));
     start(&mut c, 16, "a2", "app", 2);
-    c.take(at(20), Fact::Unwanted("u".into()));
+    c.take(at(20), unwanted());
     c.take(at(20), stop("a2", 10));
     c.take(at(21), Fact::Exited("a2".into(), 143));
     c.take(at(22), stop("s0", 8));
@@ -118,12 +122,12 @@ fn an_app_before_its_init_containers_is_caught() {
 #[test]
 fn a_start_during_the_end_is_caught() {
     let mut c = running();
-    c.take(at(5), Fact::Unwanted("u".into()));
+    c.take(at(5), unwanted());
     c.take(at(6), Fact::Asked(Ask::Create("s".into())));
     caught(&c, "a container was asked for in pod u, unwanted");
     // Wanted again: first what began to end must end.
     let mut c = running();
-    c.take(at(5), Fact::Unwanted("u".into()));
+    c.take(at(5), unwanted());
     c.take(at(5), stop("a0", 10));
     let form = Form { uid: "u".into(), ..Form::default() };
     c.take(at(6), Fact::Wanted(form));
@@ -141,11 +145,11 @@ fn a_pod_that_nobody_wanted_is_caught() {
 #[test]
 fn a_short_grace_is_caught() {
     let mut c = running();
-    c.take(at(5), Fact::Unwanted("u".into()));
+    c.take(at(5), unwanted());
     c.take(at(7), stop("a0", 7));
     caught(&c, "8s of its grace are left");
     let mut c = running();
-    c.take(at(5), Fact::Unwanted("u".into()));
+    c.take(at(5), unwanted());
     c.take(at(50), stop("a0", 1));
     caught(&c, "at least 2 s are due");
 }

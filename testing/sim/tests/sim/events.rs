@@ -74,7 +74,7 @@ fn a_shared_stream_is_distrusted() {
         node.runtime().configure(|s| s.lost_events = 1.0);
         // The first lost exit is found by the next relist, at the latest a minute later.
         assert!(restart_takes(&mut node, &a).await <= millis(61_000));
-        node.run(5 * SECOND).await;
+        node.run(65 * SECOND).await;
         assert!(!node.health().evented, "found out");
         assert!(restart_takes(&mut node, &b).await <= millis(1100));
         // Alone again, the stream is trusted after a while.

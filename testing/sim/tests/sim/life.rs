@@ -109,8 +109,8 @@ fn restart_policies() {
 fn a_pod_that_loses_its_sandbox_gets_another() {
     run(async {
         let mut node = Node::new(5).await;
-        let uid = up(&mut node, "a.yaml", &Manifest::new("a").init("init").sidecar("side")).await;
         node.runtime().script(For::Container("init".into()), [Process::exits(0, SECOND)]);
+        let uid = up(&mut node, "a.yaml", &Manifest::new("a").init("init").sidecar("side")).await;
         let first = node.runtime().sandboxes()[0].id.clone();
         node.runtime().end_sandbox(&first);
         assert!(node.until(MINUTE, |n| n.runtime().sandboxes().iter().any(|s| s.id != first) && n.all_run(&uid)).await);

@@ -246,6 +246,7 @@ fn a_process_that_does_not_die() {
 fn the_machine_reboots() {
     run(async {
         let mut node = Node::new(9).await;
+        node.runtime().script(For::Container("init".into()), [Process::exits(0, SECOND)]);
         let uid = up(&mut node, "a.yaml", &Manifest::new("a").init("init").sidecar("side")).await;
         node.kill();
         node.runtime().reboot(millis(0));
