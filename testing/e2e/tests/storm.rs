@@ -288,6 +288,21 @@ fn fifty_kills_leave_every_pod_as_it_should_be_and_nothing_else() {
     nothing_but(&node, &BTreeSet::new());
 }
 
+/// What the storm's verdict rests on: two processes of one name at the same moment are noted, also when neither can say that it ended.
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
+fn two_of_one_name_are_noted() {
+    let node = Node::start();
+    let share = Share::new(&node);
+    let one = |name: &str| container(name, &format!("{}exec sleep 1000000", share.alone("same")));
+    node.write("first.yaml", &share.mounted(pod("first", [one("c")])));
+    node.wait_running("first");
+    std::thread::sleep(seconds(1));
+    assert_eq!(share.read("twice"), "");
+    node.write("second.yaml", &share.mounted(pod("second", [one("c")])));
+    wait_until("the second one notes the first", seconds(20), || (share.read("twice") == "same\n").then_some(()));
+}
+
 /// On disk, among the mounts, cgroups and logs there is what belongs to these pods, and nothing else of pods.
 #[track_caller]
 fn nothing_but(node: &Node, uids: &BTreeSet<String>) {
