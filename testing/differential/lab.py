@@ -2,7 +2,7 @@
 
 The folder of a run has a fixed path, since the UID of a static pod is a hash of its file's path: one run at a time on a machine.
 """
-import ctypes, fcntl, glob, http.client, json, os, re, shutil, signal, socket, stat, subprocess, sys, time
+import fcntl, glob, http.client, json, os, random, re, shutil, signal, socket, stat, subprocess, sys, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -26,11 +26,13 @@ def needs_grpc():
     os.execv(python, [python, *sys.argv])
 
 
-LIBC = ctypes.CDLL(None)
-def dies_with_us(): LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
 def free_port():
-    with socket.socket() as s: s.bind(('127.0.0.1', 0)); return s.getsockname()[1]
+    """Below the ports that outgoing connections take by themselves."""
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as s:
+            try: s.bind(('0.0.0.0', port)); return port
+            except OSError: pass
+    raise OSError('no free port')
 
 def wait(what, f, limit, step=.1):
     t = time.monotonic()
@@ -79,7 +81,9 @@ class Lab:
 
     def spawn(self, name, argv):
         log = open(f'{DIR}/{name}.log', 'ab')
-        p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=DIR, preexec_fn=dies_with_us, env={**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'})
+        # It goes when this script is killed. No preexec_fn for that: gRPC does not survive the fork.
+        if shutil.which('setpriv'): argv = ['setpriv', '--pdeathsig', 'KILL', *argv]
+        p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=DIR, env={**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'})
         self.children.append(p); return p
 
     # The program under test.

@@ -1,6 +1,6 @@
 """What a kubelet did with the manifests, without what differs from run to run: ids, times, addresses, the order of parallel work."""
 import collections, json, re
-from lab import DIR, cgroups, machine, process, tree
+from lab import DIR, cgroups, machine, process, tree, wait
 
 TIME = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)')
 
@@ -134,7 +134,7 @@ def collect(lab, watch):
     names = Names(lab); calls = lab.calls(); names.learn(calls)
     order, made, images, _ = by_pod(calls, names)
     rec = {'machine': machine(lab)}
-    rec['pods'] = watch.look(); rec['waiting'] = sorted(watch.waiting)
+    rec['pods'] = wait('/pods answers', watch.look, 60); rec['waiting'] = sorted(watch.waiting)
     rec['calls'] = {p: [t for _, t in e] for p, e in sorted(order.items())}
     rec['made'] = {k: v for k, v in sorted(made.items())}
     rec['images'] = images
