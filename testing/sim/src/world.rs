@@ -152,10 +152,10 @@ impl World {
             }
             let fresh = before.is_none_or(|b| b == ContainerState::ContainerCreated);
             // The log is opened before the process is: a start that fails leaves an empty one.
-            if (fresh && *started > 0) || before == Some(ContainerState::ContainerCreated) {
-                if let Some(status) = self.runtime.status_of(id) {
-                    self.host.log_appears(&status.log_path);
-                }
+            if ((fresh && *started > 0) || before == Some(ContainerState::ContainerCreated))
+                && let Some(status) = self.runtime.status_of(id)
+            {
+                self.host.log_appears(&status.log_path);
             }
             let list = if fresh && *started > 0 {
                 starts.push((at, Fact::Started(id.clone())));
