@@ -202,7 +202,11 @@ impl Checker {
             Fact::AgentStarts => {
                 self.agent_since = at;
                 for pod in self.pods.values_mut() {
-                    // What the old one had begun or remembered died with it.
+                    // What the old one had begun or remembered died with it. An end that was cut off may have taken part of the pod away,
+                    // logs among it.
+                    if pod.doubtful {
+                        pod.counts.clear();
+                    }
                     pod.delays.clear();
                     pod.ending = false;
                     pod.doubtful = false;

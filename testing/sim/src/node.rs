@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::check::{Fact, Form};
 use crate::host::{FakeHost, POD_LOGS, ROOT};
 use crate::manifests::{Dir, Manifest};
-use crate::ports::Ports;
+use crate::ports::{Ports, short};
 use crate::world::World;
 
 /// The node's name; pods' names end with it.
@@ -442,8 +442,9 @@ impl Node {
             }
             assert!(
                 Instant::now() < end,
-                "not settled within {limit:?}:\n{}\n{}",
+                "not settled within {limit:?}:\n{}\n{}\n{}",
                 missing.join("\n"),
+                self.inventory(),
                 self.world.asked(120).join("\n")
             );
             self.run(Duration::from_secs(2)).await;
@@ -452,10 +453,10 @@ impl Node {
         // before it may take another turn.
         loop {
             self.run(Duration::from_secs(180)).await;
-            let before = self.runtime().changes().len();
+            let before = self.changes().len();
             self.run(Duration::from_secs(120)).await;
             self.assert_sound();
-            let after = self.runtime().changes();
+            let after = self.changes();
             if after.len() == before {
                 break;
             }
@@ -464,6 +465,28 @@ impl Node {
         let missing = self.missing();
         assert!(missing.is_empty(), "what was settled is so no more: {missing:?}");
         self.assert_bounded();
+    }
+
+    /// What the runtime has, in words.
+    fn inventory(&self) -> String {
+        let mut lines = Vec::new();
+        for c in self.runtime().containers() {
+            let uid = c.labels.get(config::names::POD_UID_LABEL).cloned().unwrap_or_default();
+            let (name, attempt) = c.metadata.as_ref().map(|m| (m.name.as_str(), m.attempt)).unwrap_or_default();
+            let sandbox = self.runtime().sandbox_of(&c.id).unwrap_or_default();
+            let (state, code) = (c.state().as_str_name(), c.exit_code);
+            lines.push(format!("{uid} {name}/{attempt} {} {state} {code} in {}", short(&c.id), short(&sandbox)));
+        }
+        for s in self.runtime().sandboxes() {
+            let uid = s.metadata.as_ref().map(|m| m.uid.as_str()).unwrap_or_default();
+            lines.push(format!("{uid} sandbox {} {}", short(&s.id), s.state().as_str_name()));
+        }
+        lines.join("\n")
+    }
+
+    /// Calls so far that changed the runtime; probes do not count.
+    fn changes(&self) -> Vec<fakes::Call> {
+        self.runtime().changes().into_iter().filter(|call| call.call != "ExecSync").collect()
     }
 
     /// # Panics

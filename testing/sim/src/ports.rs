@@ -313,7 +313,7 @@ impl PodHost for Ports {
 }
 
 /// The end of an id: the fake counts upwards.
-fn short(id: &str) -> String {
+pub(crate) fn short(id: &str) -> String {
     let number = id.get(1..).unwrap_or_default().trim_start_matches('0');
     format!("{}{number}", id.get(..1).unwrap_or_default())
 }

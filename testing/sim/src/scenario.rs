@@ -2,6 +2,8 @@
 //!
 //! The same seed gives the same run. At the end everything is healed, and the node must come to be as its manifests want it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cri_api::v1::ContainerState;
@@ -9,6 +11,7 @@ use fakes::{Fault, For, Process, Rule};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
 
 use crate::host::{HostFault, HostRule};
 use crate::manifests::{Container, Manifest};
@@ -64,12 +67,24 @@ pub async fn play(seed: u64) -> Tally {
         ..Default::default()
     };
     let node = Node::with(Setup { seed, runtime }).await;
-    let player = Player { node, random, manifests: Default::default(), tally: Tally::default(), versions: 0 };
+    let sick = Arc::new(AtomicBool::new(false));
+    for name in ["a0", "a1", "i0", "i1"] {
+        let sick = sick.clone();
+        node.runtime().script_exec(name, move |command| {
+            let fails = command == ["fail"] || (command == ["probe"] && sick.load(Ordering::Relaxed));
+            let output = cri::ExecOutput { exit_code: fails.into(), ..Default::default() };
+            fakes::Exec { output, takes: Duration::from_millis(20) }
+        });
+    }
+    let (manifests, tally) = (Default::default(), Tally::default());
+    let player = Player { node, sick, random, manifests, tally, versions: 0 };
     player.play().await
 }
 
 struct Player {
     node: Node,
+    /// Whether exec probes fail.
+    sick: Arc<AtomicBool>,
     random: SmallRng,
     manifests: [Option<Manifest>; FILES.len()],
     tally: Tally,
@@ -93,6 +108,7 @@ impl Player {
         tracing::info!("All is healed");
         self.node.world().cut_at(None);
         self.node.start().await;
+        self.sick.store(false, Ordering::Relaxed);
         self.node.heal();
         self.node.settle(END).await;
         let calls = self.node.runtime().calls();
@@ -115,7 +131,7 @@ impl Player {
     }
 
     async fn step(&mut self) {
-        match self.random.random_range(0..26) {
+        match self.random.random_range(0..29) {
             0..4 => self.write(),
             4..6 => self.remove(),
             6..8 => self.put_back().await,
@@ -159,6 +175,29 @@ impl Player {
                         }
                     }
                 });
+            }
+            25 => {
+                let down = self.time();
+                tracing::info!(?down, "The machine reboots");
+                self.tally.kills += 1;
+                self.node.kill();
+                self.node.runtime().reboot(down);
+                let down = self.time();
+                self.node.run(down).await;
+                self.node.start().await;
+            }
+            26 => {
+                let sick = self.random.random_bool(0.5);
+                tracing::info!(sick, "Probes");
+                self.sick.store(sick, Ordering::Relaxed);
+            }
+            27 => {
+                // A bad file where there was none: one that was good keeps its pod until the next periodic look, which no rule here can tell.
+                let slot = self.random.random_range(0..FILES.len());
+                if self.manifests[slot].is_none() {
+                    tracing::info!(file = FILES[slot], "A bad manifest");
+                    self.node.write_bytes(FILES[slot], b"kind: Pod, of a kind".to_vec());
+                }
             }
             _ => {
                 let deadline = Duration::from_secs(5);
@@ -231,6 +270,14 @@ impl Player {
         }
         let apps = self.random.random_range(1..3);
         manifest = manifest.apps((0..apps).map(|n| Container::new(&format!("a{n}"))));
+        for app in 0..apps {
+            let extra = self.extra();
+            if let Some((field, value)) = extra {
+                // A hook may not sleep longer than the grace.
+                manifest.grace = if field == "lifecycle" { manifest.grace.max(8) } else { manifest.grace };
+                manifest.apps[app].more[field] = value;
+            }
+        }
         let pod = format!("{name}-{}", crate::node::NODE);
         for container in manifest.inits.iter().chain(&manifest.apps) {
             let runs_on = container.more.get("restartPolicy").is_some() || manifest.apps.contains(container);
@@ -243,6 +290,24 @@ impl Player {
             self.node.runtime().add_remote_image(&image, takes, None);
         }
         manifest
+    }
+
+    /// A hook or a probe, now and then.
+    fn extra(&mut self) -> Option<(&'static str, Value)> {
+        let seconds = self.random.random_range(1..8);
+        let exec = |what: &str| json!({ "exec": { "command": [what] } });
+        Some(match self.random.random_range(0..20) {
+            0 => ("lifecycle", json!({ "preStop": { "sleep": { "seconds": seconds } } })),
+            1 => ("lifecycle", json!({ "preStop": exec("fail"), "postStart": { "sleep": { "seconds": seconds } } })),
+            2 => ("lifecycle", json!({ "postStart": exec("well") })),
+            3 => ("livenessProbe", json!({ "exec": { "command": ["probe"] }, "periodSeconds": seconds })),
+            4 => (
+                "startupProbe",
+                json!({ "exec": { "command": ["probe"] }, "periodSeconds": seconds, "failureThreshold": 2 }),
+            ),
+            5 => ("readinessProbe", json!({ "exec": { "command": ["probe"] }, "periodSeconds": seconds })),
+            _ => return None,
+        })
     }
 
     /// What a container's processes do, life by life.
