@@ -307,6 +307,13 @@ impl Node {
         self.runtime().containers().into_iter().filter(of).collect()
     }
 
+    /// Whether a sandbox of the pod is ready; None when it has none.
+    fn sandboxes_of(&self, uid: &str) -> Option<bool> {
+        let all = self.runtime().sandboxes();
+        let of = |s: &&v1::PodSandboxStatus| s.metadata.as_ref().is_some_and(|m| m.uid == uid);
+        all.iter().filter(of).map(|s| s.state() == v1::PodSandboxState::SandboxReady).reduce(|a, b| a || b)
+    }
+
     /// Names of a pod's containers that run.
     pub fn running(&self, uid: &str) -> Vec<String> {
         let running = self.containers(uid).into_iter().filter(|c| c.state() == ContainerState::ContainerRunning);
@@ -413,6 +420,13 @@ impl Node {
                 if !running.is_empty() {
                     missing.push(format!("{} is {phase} and runs {running:?}", pod.name()));
                 }
+                continue;
+            }
+            // A pod that is never to restart and lost its sandbox before all of its apps had run, or lost the record that they had, gets no other
+            // sandbox and stays Pending, as with Go.
+            let lost = self.sandboxes_of(uid).is_some_and(|ready| !ready) && !self.containers(uid).is_empty();
+            if pod.spec().restart_policy.as_deref() == Some("Never") && phase == "Pending" && running.is_empty() && lost
+            {
                 continue;
             }
             let mut due: Vec<String> = pod
