@@ -430,7 +430,7 @@ impl Checker {
                     self.stopping(at, id, &c, *grace);
                 }
                 if let Some(c) = self.containers.get_mut(id) {
-                    c.stopped |= c.live();
+                    c.stopped = true;
                 }
             }
             Ask::StopSandbox(id) => self.forced(at, &format!("StopPodSandbox {id}"), |_, c| c.sandbox == *id),
@@ -476,7 +476,8 @@ impl Checker {
                 // What only the runtime knows is nobody's: its form, and so its grace, is not known to an agent that started later.
                 let orphan = !pod.known || agent_since >= since;
                 let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since));
-                if !orphan && grace < left {
+                // A hook that began for another reason, before it was unwanted, has used up some of it.
+                if !orphan && grace < left && !form.watched {
                     blame = Some(format!("{what}: {left:?} of its grace are left"));
                 }
             }

@@ -113,9 +113,11 @@ pub(super) fn phase(
             Now::Unknown => unknown += 1,
         }
     }
-    // Once every app has ended for good no sidecar starts any more: one whose record is lost must not keep the pod Pending for ever.
+    // Once every app has ended for good nothing of the pod starts any more: an init container that would have to run again in a new sandbox, or a
+    // sidecar whose record is lost, must not keep it Pending for ever.
     let over = stopped > 0 && for_good == pod.app_containers().count();
-    if init_pending > 0 || (!over && ((sidecars_pending > 0 && !initialised) || waiting > 0 || unknown > 0)) {
+    let pending = init_pending > 0 || (sidecars_pending > 0 && !initialised) || waiting > 0 || unknown > 0;
+    if pending && !over {
         return "Pending";
     }
     if running > 0 {

@@ -17,7 +17,7 @@ use decide::gc::{self, Removal};
 use decide::plan::{PlanInput, ProbeVerdicts};
 use decide::resources;
 use jiff::Timestamp;
-use model::observed::ObservedPod;
+use model::observed::{ContainerState, ObservedPod};
 use model::plan::{Plan, SandboxStep, Waiting};
 use model::pod::{ContainerKind, DesiredPod};
 use model::quantity::Quantity;
@@ -341,9 +341,14 @@ impl Worker {
         }
         for id in &plan.prune {
             if let Some(c) = observed.containers.iter().find(|c| c.id == *id) {
-                // The newest log of a name stays: when no container of that name is left, the next restartCount is found by it.
-                let newest = observed.containers.iter().all(|o| o.name != c.name || o.restart_count <= c.restart_count);
-                let log = if newest { "" } else { c.log_path.as_str() };
+                // When no later run of that name stays, its logs do: the next restartCount is found by them.
+                let later = observed.containers.iter().any(|o| {
+                    o.name == c.name
+                        && o.restart_count > c.restart_count
+                        && o.state != ContainerState::Created
+                        && !plan.prune.contains(&o.id)
+                });
+                let log = if later { c.log_path.as_str() } else { "" };
                 self.remove_container(&c.id, &c.name, log).await?;
             }
         }
@@ -354,6 +359,9 @@ impl Worker {
                 (id.clone(), attempt)
             }
             SandboxStep::Create { attempt } => {
+                if self.is_outdated() {
+                    return Ok(());
+                }
                 let id = self.create_sandbox(pod, *attempt).await?;
                 observed = self.observe().await.map_err(|e| e.to_string())?;
                 (id, *attempt)
