@@ -12,6 +12,8 @@ pub type At = Duration;
 
 /// How long a change of the manifests may take to reach a pod's worker.
 const NOTICE: Duration = Duration::from_millis(100);
+/// How soon a change of the manifests can reach it: the source waits this long for the end of a burst.
+const SOONEST: Duration = Duration::from_millis(10);
 /// How long after a change of its images a container may still be killed for an image that it no longer differs from.
 const SECOND_THOUGHTS: Duration = Duration::from_secs(600);
 /// First and longest crash back-off, and the run that forgets it.
@@ -472,7 +474,8 @@ impl Checker {
         let mut blame = None;
         match pod.unwanted {
             Some(since) => {
-                pod.ending = true;
+                // Sooner, the agent cannot know yet: it stops the container for another reason.
+                pod.ending |= at >= since + SOONEST;
                 // What only the runtime knows is nobody's: its form, and so its grace, is not known to an agent that started later.
                 let orphan = !pod.known || agent_since >= since;
                 let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since));

@@ -128,7 +128,7 @@ fn a_start_during_the_end_is_caught() {
     // Wanted again: first what began to end must end.
     let mut c = running();
     c.take(at(5), unwanted());
-    c.take(at(5), stop("a0", 10));
+    c.take(at(6), stop("a0", 10));
     let form = Form { uid: "u".into(), ..Form::default() };
     c.take(at(6), Fact::Wanted(form));
     c.take(at(7), Fact::Asked(Ask::RunSandbox("u".into())));
