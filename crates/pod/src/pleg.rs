@@ -20,6 +20,7 @@ use cri::port::{Outcome, RuntimeReader};
 use cri_api::v1;
 use decide::pleg::{Fingerprint, RuntimeFacts};
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use model::pod::PodUid;
@@ -118,8 +119,10 @@ struct Pleg {
     health: watch::Sender<Health>,
     last: Fingerprint,
     last_begin: Option<Instant>,
-    /// Pods whose change came as an event since the last pass.
+    /// Pods whose change came as an event since the newest pass began.
     announced: HashSet<PodUid>,
+    /// Those of before it, since the last pass that succeeded began.
+    announced_before: HashSet<PodUid>,
     /// Changes seen by a pass without an event, and when.
     unannounced: HashMap<PodUid, Instant>,
     distrusted_until: Option<Instant>,
@@ -151,6 +154,7 @@ pub fn start(
         last: Fingerprint::default(),
         last_begin: None,
         announced: HashSet::new(),
+        announced_before: HashSet::new(),
         unannounced: HashMap::new(),
         distrusted_until: None,
     };
@@ -158,6 +162,15 @@ pub fn start(
         tokio::select! { () = stop.cancelled() => {}, () = pleg.run() => {} }
     });
     Outputs { pods, health }
+}
+
+type Lists = cri::port::CriResult<(Vec<v1::PodSandbox>, Vec<v1::Container>)>;
+
+/// A relist under way. Events are handled meanwhile: a slow list holds up no pod.
+struct Pass {
+    begin: Instant,
+    trusted: bool,
+    lists: BoxFuture<'static, Lists>,
 }
 
 type Events = BoxStream<'static, cri::port::CriResult<v1::ContainerEventResponse>>;
@@ -169,6 +182,7 @@ impl Pleg {
         let mut pause = RECONNECT.0;
         let mut reconnect_at = Instant::now();
         let mut next = Instant::now();
+        let mut pass: Option<Pass> = None;
         loop {
             if events.is_none() && supported && Instant::now() >= reconnect_at {
                 match self.reader.container_events().await {
@@ -184,7 +198,7 @@ impl Pleg {
                     }
                 }
                 // Whatever happened while no stream was open is found by a pass that begins after it is.
-                next = Instant::now();
+                (pass, next) = (None, Instant::now());
             }
             let trusted = events.is_some() && self.distrusted_until.is_none_or(|t| Instant::now() >= t);
             self.set_health(|h| h.evented = trusted);
@@ -196,7 +210,7 @@ impl Pleg {
                     Some(Err(e)) if e.outcome == Outcome::Unimplemented => {
                         (events, supported) = (None, false);
                         info!("Runtime has no container events, relisting every second");
-                        next = Instant::now();
+                        (pass, next) = (None, Instant::now());
                     }
                     ended => {
                         let why = ended.and_then(Result::err).map_or_else(|| "ended".to_owned(), |e| e.to_string());
@@ -204,12 +218,13 @@ impl Pleg {
                         events = None;
                         reconnect_at = Instant::now() + pause;
                         pause = (pause * 2).min(RECONNECT.1);
-                        next = Instant::now();
+                        (pass, next) = (None, Instant::now());
                     }
                 },
                 () = tokio::time::sleep_until(suspicion.unwrap_or(next)), if suspicion.is_some() => self.judge_stream(),
-                () = tokio::time::sleep_until(next) => {
-                    let seen = self.pass(trusted).await;
+                () = tokio::time::sleep_until(next), if pass.is_none() => pass = Some(self.begin_pass(trusted)),
+                (done, lists) = finished(&mut pass) => {
+                    let seen = self.end_pass(&done, lists);
                     // A pass that failed is repeated soon, so that health comes back with the runtime's.
                     let period = if trusted && seen { RELIST_PERIOD_EVENTED } else { RELIST_PERIOD };
                     next = Instant::now() + period;
@@ -256,16 +271,23 @@ impl Pleg {
         }
     }
 
-    /// One relist: ask for everything, compare, wake. False when it failed.
-    async fn pass(&mut self, trusted: bool) -> bool {
+    /// Begins a relist: asks for everything.
+    fn begin_pass(&mut self, trusted: bool) -> Pass {
         let begin = Instant::now();
         if let Some(last) = self.last_begin {
             self.metrics.pleg_relist_interval.observe((begin - last).as_secs_f64());
         }
         self.last_begin = Some(begin);
+        self.announced_before.extend(self.announced.drain());
+        let reader = self.reader.clone();
         let lists =
-            futures::future::try_join(self.reader.list_pod_sandbox(None), self.reader.list_containers(None)).await;
-        self.metrics.pleg_relist_duration.observe(begin.elapsed().as_secs_f64());
+            async move { futures::future::try_join(reader.list_pod_sandbox(None), reader.list_containers(None)).await };
+        Pass { begin, trusted, lists: Box::pin(lists) }
+    }
+
+    /// Ends it: compares with the last one, wakes workers. False when it failed.
+    fn end_pass(&mut self, pass: &Pass, lists: Lists) -> bool {
+        self.metrics.pleg_relist_duration.observe(pass.begin.elapsed().as_secs_f64());
         let (sandboxes, containers) = match lists {
             Ok(lists) => lists,
             Err(e) => {
@@ -291,14 +313,15 @@ impl Pleg {
         let first = self.pods.borrow().pass == 0;
         for uid in &changed {
             // Removals are the agent's own doing and come without a state that could be missed.
-            if trusted && !first && !fresh.is_gone(uid) && !self.announced.contains(uid) {
-                self.unannounced.entry(uid.clone()).or_insert(begin);
+            let announced = self.announced.contains(uid) || self.announced_before.contains(uid);
+            if pass.trusted && !first && !fresh.is_gone(uid) && !announced {
+                self.unannounced.entry(uid.clone()).or_insert_with(Instant::now);
             }
             if let Some(entry) = self.registry.get(uid) {
                 entry.wake();
             }
         }
-        self.announced.clear();
+        self.announced_before.clear();
         self.last = fresh;
         let now = self.clock.now();
         let was_down = self.health.borrow().error.is_some();
@@ -334,6 +357,18 @@ fn set_health(health: &watch::Sender<Health>, change: impl FnOnce(&mut Health)) 
         change(h);
         *h != before
     });
+}
+
+/// The pass under way, when its lists have come; never ready without one.
+async fn finished(pass: &mut Option<Pass>) -> (Pass, Lists) {
+    let lists = match pass {
+        Some(pass) => (&mut pass.lists).await,
+        None => std::future::pending().await,
+    };
+    match pass.take() {
+        Some(done) => (done, lists),
+        None => std::future::pending().await,
+    }
 }
 
 /// The next event; never ready without a stream.

@@ -118,3 +118,20 @@ fn a_busy_node_trusts_its_events() {
         node.settle(MINUTE).await;
     });
 }
+
+#[test]
+fn a_slow_list_does_not_hold_up_events() {
+    run(async {
+        let mut node = node(7, |_| {}).await;
+        let uid = seasoned(&mut node, "a").await;
+        // The relist is due every full minute; a pod's own look must not be the one that is caught.
+        node.run(4 * MINUTE - millis(100) - node.world().at()).await;
+        node.runtime().inject(fakes::Rule::new("ListPodSandbox", fakes::Fault::Delay(30 * SECOND)).times(1));
+        node.run(millis(200)).await;
+        node.runtime().heal();
+        node.run(SECOND).await;
+        assert!(restart_takes(&mut node, &uid).await <= millis(50));
+        node.settle(2 * MINUTE).await;
+        assert!(node.health().evented);
+    });
+}
