@@ -129,6 +129,7 @@ fn a_slow_list_does_not_hold_up_events() {
         node.runtime().inject(fakes::Rule::new("ListPodSandbox", fakes::Fault::Delay(30 * SECOND)).times(1));
         node.run(millis(200)).await;
         node.runtime().heal();
+        assert!(node.runtime().calls_of("ListPodSandbox").iter().any(|c| c.ended.is_none()), "the relist is under way");
         node.run(SECOND).await;
         assert!(restart_takes(&mut node, &uid).await <= millis(50));
         node.settle(2 * MINUTE).await;
