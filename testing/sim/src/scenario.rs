@@ -192,12 +192,12 @@ impl Player {
                 self.sick.store(sick, Ordering::Relaxed);
             }
             27 => {
-                // A bad file where there was none: one that was good keeps its pod until the next periodic look, which no rule here can tell.
-                let slot = self.random.random_range(0..FILES.len());
-                if self.manifests[slot].is_none() {
-                    tracing::info!(file = FILES[slot], "A bad manifest");
-                    self.node.write_bytes(FILES[slot], b"kind: Pod, of a kind".to_vec());
-                }
+                // In a file of its own: one that was good keeps its pod until the next periodic look, which no rule here can tell.
+                let bytes = *[&b"kind: Pod, of a kind"[..], b"", b"{", b"\xff\xfe"]
+                    .choose(&mut self.random)
+                    .unwrap_or(&&b""[..]);
+                tracing::info!(?bytes, "A bad manifest");
+                self.node.write_bytes("bad.yaml", bytes.to_vec());
             }
             _ => {
                 let deadline = Duration::from_secs(5);
