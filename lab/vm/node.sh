@@ -6,6 +6,8 @@ DRV=${DRV:-cgroupfs}; SD=false; [ $DRV = systemd ] && SD=true
 mkdir -p /run/k/cni /run/k/pods /run/containerd; cd /run/k || exit
 # The Go kubelet does not start without a clock rate, which this kernel does not tell.
 grep -q MHz /proc/cpuinfo || { sed 's/^bogomips/cpu MHz\t\t: 2445.000\nbogomips/' /proc/cpuinfo > cpuinfo; mount --bind cpuinfo /proc/cpuinfo; }
+# Scores (oom_score_adj) are parts of the memory, and how much of it the kernel keeps for itself differs between machines.
+sed 's/^MemTotal:.*/MemTotal:        2041324 kB/' /proc/meminfo > meminfo; mount --bind meminfo /proc/meminfo
 cat > cni/10.conflist <<E
 {"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":false,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.88.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}
 E

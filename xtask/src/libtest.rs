@@ -38,14 +38,24 @@ pub(crate) struct Report {
     pub(crate) failures: Vec<String>,
     /// Reasons of skipped tests.
     pub(crate) skips: Vec<String>,
+    /// Where tests panicked and what they said, shortened.
+    pub(crate) panics: Vec<String>,
 }
+
+/// Of what a panic says, so many lines are shown.
+const PANIC_LINES: usize = 8;
 
 /// Sums every `test result:` line of a `cargo test` log. A test that prints `skipped: WHY` has passed as far as the runner knows,
 /// but counts as skipped.
 pub(crate) fn read(log: &str) -> Report {
     let mut report = Report::default();
-    for line in log.lines() {
-        if let Some((_, sums)) = line.split_once("test result: ") {
+    let mut lines = log.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("thread '") && line.contains(" panicked at ") {
+            let said: Vec<&str> = lines.clone().take_while(|l| !l.starts_with("note: ")).take(PANIC_LINES).collect();
+            let said = said.iter().map(|l| l.chars().take(300).collect::<String>());
+            report.panics.push(std::iter::once(line.to_owned()).chain(said).collect::<Vec<_>>().join("\n"));
+        } else if let Some((_, sums)) = line.split_once("test result: ") {
             let number = |word: &str| {
                 let words: Vec<&str> = sums.split_whitespace().collect();
                 let at = words.iter().position(|w| w.trim_end_matches(';') == word);
@@ -82,7 +92,10 @@ test three ... ignored, needs root
 failures:
 
 ---- a::two stdout ----
+thread 'a::two' (7) panicked at a.rs:1:2:
+assertion failed
     left: 1
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
 
 failures:
     a::two
@@ -99,6 +112,7 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         assert_eq!(report.counts, Counts { passed: 2, failed: 1, skipped: 2 });
         assert_eq!(report.failures, ["a::two"]);
         assert_eq!(report.skips, ["no cpuset controller"]);
+        assert_eq!(report.panics, ["thread 'a::two' (7) panicked at a.rs:1:2:\nassertion failed\n    left: 1"]);
         assert_eq!(report.counts.to_string(), "2 passed, 1 failed, 2 skipped");
         assert_eq!(Counts { passed: 1, ..Counts::default() }.to_string(), "1 passed, 0 failed");
     }

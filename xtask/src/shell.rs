@@ -104,7 +104,7 @@ impl Shell {
             if start.elapsed() > limit {
                 break Err(anyhow::anyhow!("{what}: not done after {} s", limit.as_secs()));
             }
-            let every = if self.terminal { 1 } else { 10 };
+            let every = if self.terminal { 1 } else { 30 };
             if shown.elapsed() >= Duration::from_secs(every) {
                 shown = Instant::now();
                 self.progress(what, start.elapsed(), &log);

@@ -134,7 +134,7 @@ fn tests(shell: &Shell, name: &str, command: &mut Command, limit: Duration) -> R
     };
     let named = match report.failures.as_slice() {
         [] => format!("the end of {}:\n{}", log.display(), rig::tail(&log, 40)),
-        names => format!("{}; all of it: {}", names.join(", "), log.display()),
+        names => format!("{}; all of it: {}\n{}", names.join(", "), log.display(), report.panics.join("\n")),
     };
     Ok(Outcome::Failed(format!("{why}; {named}"), report.counts))
 }
@@ -233,6 +233,9 @@ fn cgroup_v2(shell: &Shell, name: &str) -> Result<Outcome> {
     Ok(verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 60))))
 }
 
+/// Lines that the end of the output gives to one step that failed.
+const MOST_LINES: usize = 25;
+
 /// Prints what ran, how long, and how it ended; the last line is the sum. True when nothing failed.
 fn table(rows: &[Row]) -> bool {
     println!("\n{:<28} {:>8}  {:<8} tests", "step", "time", "result");
@@ -258,6 +261,12 @@ fn table(rows: &[Row]) -> bool {
             }
         };
         println!("{:<28} {:>6.1} s  {result:<8} {tests}", row.name, row.took.as_secs_f64());
+    }
+    // Again, near the end: whoever sees only the end of a long output still learns what is wrong.
+    for row in rows {
+        if let Outcome::Failed(why, _) = &row.outcome {
+            println!("{} FAILED: {}", row.name, why.lines().take(MOST_LINES).collect::<Vec<_>>().join("\n"));
+        }
     }
     println!("{sum}");
     fine
