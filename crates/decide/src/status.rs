@@ -22,7 +22,7 @@ use model::pod::{ContainerKind, DesiredPod};
 use crate::restart::{self, RestartGates};
 
 pub use phase::is_terminal;
-pub use publish::{Rejection, finished, publishable, rejected};
+pub use publish::{Rejection, finished, merged, publishable, rejected};
 pub use resources::{PodResources, pod_resources};
 
 /// Go's `kubelet` shows this many bytes of termination messages for a whole pod; each container has an equal share.

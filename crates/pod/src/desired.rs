@@ -14,7 +14,7 @@
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16) and finished workers (256), both drained here without waiting for a
 //! worker. Admission is the only thing waited for; it answers within one disk write.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ use crate::admit::AdmitHandle;
 use crate::pleg::{RuntimePod, RuntimePods};
 use crate::ports::Tasks;
 use crate::registry::{PodEntry, WorkerState};
-use crate::source::SourceSet;
+use crate::source::{SourceSet, SourceUpdate};
+use crate::status::Mirrors;
 use crate::worker::{self, EndReason, Ending, Intent, PodDeps};
 
 /// How often leftover directories and cgroups are looked for.
@@ -53,6 +54,8 @@ struct Held {
 pub struct Dispatcher {
     deps: Arc<PodDeps>,
     admit: AdmitHandle,
+    /// Told which static pods have a worker, so that each has its mirror pod.
+    mirrors: Mirrors,
     tasks: Tasks,
     expected: HashSet<PodSource>,
     seen: HashSet<PodSource>,
@@ -79,6 +82,7 @@ impl Dispatcher {
     pub fn new(
         deps: Arc<PodDeps>,
         admit: AdmitHandle,
+        mirrors: Mirrors,
         tasks: Tasks,
         expected: impl IntoIterator<Item = PodSource>,
         runtime: watch::Receiver<RuntimePods>,
@@ -87,6 +91,7 @@ impl Dispatcher {
         Self {
             deps,
             admit,
+            mirrors,
             tasks,
             expected: expected.into_iter().collect(),
             seen: HashSet::new(),
@@ -109,7 +114,7 @@ impl Dispatcher {
     }
 
     /// Runs until stopped.
-    pub async fn run(mut self, mut sets: mpsc::Receiver<SourceSet>) {
+    pub async fn run(mut self, mut updates: mpsc::Receiver<SourceUpdate>) {
         let stop = self.tasks.stop().clone();
         // Nothing is decided before the runtime was listed once: what is observed comes before what is done.
         tokio::select! {
@@ -125,14 +130,13 @@ impl Dispatcher {
                 biased;
                 () = stop.cancelled() => return,
                 Some(uid) = self.done.recv() => self.worker_done(&uid).await,
-                Some(set) = sets.recv() => {
-                    // Sets that piled up while the runtime could not be listed: only the newest of each source counts.
-                    let mut newest = BTreeMap::from([(set.source, set)]);
-                    while let Ok(set) = sets.try_recv() {
-                        newest.insert(set.source, set);
+                Some(update) = updates.recv() => {
+                    let mut waiting = VecDeque::from([update]);
+                    while let Ok(update) = updates.try_recv() {
+                        waiting.push_back(update);
                     }
-                    for set in newest.into_values() {
-                        self.take_set(set).await;
+                    while let Some(update) = waiting.pop_front() {
+                        self.take(update, &waiting).await;
                     }
                 }
                 Ok(()) = self.runtime.changed() => self.end_orphans(),
@@ -147,6 +151,64 @@ impl Dispatcher {
 
     fn desired(&self, uid: &PodUid) -> Option<&DesiredPod> {
         self.sets.values().find_map(|set| set.get(uid))
+    }
+
+    /// Takes what a source says. Of sets that piled up while the runtime could not be listed, only the newest of each source counts.
+    async fn take(&mut self, update: SourceUpdate, later: &VecDeque<SourceUpdate>) {
+        let replaced =
+            |source: PodSource| later.iter().any(|u| matches!(u, SourceUpdate::Set(s) if s.source == source));
+        match update {
+            SourceUpdate::Set(set) if !replaced(set.source) => self.take_set(set).await,
+            SourceUpdate::Upsert(pod) if !replaced(pod.source()) => self.take_one(pod).await,
+            SourceUpdate::Remove(source, uid) if !replaced(source) => {
+                if let Some(pod) = self.sets.get_mut(&source).and_then(|set| set.remove(&uid)) {
+                    info!(pod = pod.full_name(), uid = %uid, source = source.as_str(), "SyncLoop REMOVE");
+                    self.end(&uid, EndReason::Removed);
+                }
+            }
+            SourceUpdate::Set(_) | SourceUpdate::Upsert(_) | SourceUpdate::Remove(..) => {}
+        }
+    }
+
+    /// Takes one pod that came or changed.
+    async fn take_one(&mut self, pod: DesiredPod) {
+        let (source, uid) = (pod.source(), pod.uid().clone());
+        if self.sets.iter().any(|(s, held)| *s != source && held.contains_key(&uid)) {
+            warn!(pod = pod.full_name(), uid = %uid, "Pod UID is already in use, pod ignored");
+            return;
+        }
+        let old = self.sets.entry(source).or_default().insert(uid.clone(), pod.clone());
+        let starting = match old {
+            Some(before) if before.same_intent(&pod) => {
+                self.note(&pod);
+                None
+            }
+            _ => self.offer(&uid),
+        };
+        self.admit_and_start(starting.into_iter().collect()).await;
+    }
+
+    /// The API tells the same intent with another status, mostly our own words: the worker need not look for that, unless it waits for a
+    /// condition that others set.
+    fn note(&self, pod: &DesiredPod) {
+        let (Some(held), Some(entry)) = (self.workers.get(pod.uid()), self.deps.registry.get(pod.uid())) else {
+            return;
+        };
+        let before = entry.view().desired.replace(pod.clone());
+        held.intent.send_if_modified(|intent| {
+            intent.update(pod.clone());
+            false
+        });
+        let gates = pod.spec().readiness_gates.iter().flatten();
+        let told = |pod: &DesiredPod, kind: &str| {
+            let status = pod.stored_status()?;
+            status.conditions.iter().flatten().find(|c| c.type_ == kind).map(|c| c.status.clone())
+        };
+        let news = |kind: &str| before.as_ref().and_then(|b| told(b, kind)) != told(pod, kind);
+        if gates.into_iter().any(|g| news(&g.condition_type)) {
+            entry.wake();
+        }
+        self.deps.status.changed(pod);
     }
 
     /// Takes a source's new set: ends what left it, updates what changed, starts what came.
@@ -193,7 +255,11 @@ impl Dispatcher {
         let mut starting = Vec::new();
         for uid in order {
             match old.get(&uid) {
-                Some(before) if before.same_intent(&self.sets[&source][&uid]) => {}
+                Some(before) if before.same_intent(&self.sets[&source][&uid]) => {
+                    if source == PodSource::Api {
+                        self.note(&self.sets[&source][&uid]);
+                    }
+                }
                 _ => starting.extend(self.offer(&uid)),
             }
         }
@@ -209,6 +275,7 @@ impl Dispatcher {
                 if let Some(entry) = self.deps.registry.get(uid) {
                     entry.view().desired = Some(pod.clone());
                 }
+                self.deps.status.changed(&pod);
                 held.intent.send_modify(|intent| intent.update(pod));
             }
             // A leaving worker reports when it is done, and the newest form is offered again.
@@ -251,8 +318,12 @@ impl Dispatcher {
         if pods.is_empty() {
             return;
         }
+        // What has run to its end takes no room and is not asked about; what is being deleted may still take some, whatever the answer.
+        let (over, pods): (Vec<_>, Vec<_>) = pods.into_iter().partition(has_ended);
         let verdicts = self.admit.admit(pods.clone()).await;
-        for (pod, verdict) in pods.into_iter().zip(verdicts) {
+        let verdicts = pods.into_iter().zip(verdicts).map(|(p, v)| if p.is_deleting() { (p, Ok(())) } else { (p, v) });
+        let all: Vec<_> = over.into_iter().map(|p| (p, Ok(()))).chain(verdicts).collect();
+        for (pod, verdict) in all {
             let now = self.deps.clock.now();
             let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
             entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
@@ -260,7 +331,7 @@ impl Dispatcher {
                 Ok(()) => {
                     info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
                     entry.mark(StepKind::Admit, "", StepResult::Done, now);
-                    Intent::Run(pod.clone())
+                    Intent::first(pod.clone())
                 }
                 Err(refusal) => {
                     warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
@@ -286,6 +357,10 @@ impl Dispatcher {
                 }
             };
             self.start_worker(entry, pod.full_name(), intent);
+            if pod.is_static() {
+                self.mirrors.own(&pod);
+            }
+            self.deps.status.changed(&pod);
         }
     }
 
@@ -325,6 +400,7 @@ impl Dispatcher {
             return;
         };
         self.deps.registry.remove(uid);
+        self.mirrors.disown(&held.full_name, uid);
         self.ended.insert(uid.clone(), self.runtime.borrow().pass);
         self.qos_soon();
         self.admit.release(uid.clone()).await;
@@ -441,6 +517,11 @@ impl Dispatcher {
             warn!(err = e.chain(), "Log directories of gone pods cannot be removed");
         }
     }
+}
+
+/// The API holds a final phase of it.
+pub(crate) fn has_ended(pod: &DesiredPod) -> bool {
+    pod.stored_status().and_then(|s| s.phase.as_deref()).is_some_and(status::is_terminal)
 }
 
 /// The desired pod of an entry that still may use resources.

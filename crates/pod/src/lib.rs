@@ -5,6 +5,7 @@
 
 pub mod admit;
 pub mod desired;
+pub mod events;
 pub mod http;
 pub mod images;
 pub mod logs;
@@ -14,5 +15,6 @@ pub mod prober;
 pub mod registry;
 pub mod settings;
 pub mod source;
+pub mod status;
 pub mod sync;
 pub mod worker;

@@ -53,6 +53,8 @@ pub struct PodView {
     pub status: PodStatus,
     /// Where the worker is.
     pub state: WorkerState,
+    /// Nothing of the pod can run any more, and its volumes and cgroup are taken down: its API object may go.
+    pub finished: bool,
     /// When a source first showed it to this process.
     pub seen: Timestamp,
     /// Why each container last stopped.
@@ -128,6 +130,7 @@ impl PodEntry {
                 name: name.to_owned(),
                 status: PodStatus::default(),
                 state: WorkerState::Syncing,
+                finished: false,
                 seen,
                 last_stops: HashMap::new(),
                 last_kill: HashMap::new(),

@@ -32,12 +32,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::admit::AdmitHandle;
+use crate::events::Events;
 use crate::images::Images;
 use crate::pleg::Health;
 use crate::ports::{Clock, MountedVolumes, PodHost, Random, Tasks};
 use crate::prober::Prober;
 use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
+use crate::status::StatusQueue;
 use crate::sync::observe::Observer;
 
 /// What the dispatcher wants of a pod. The newest value counts; those in between may be skipped.
@@ -85,6 +87,17 @@ pub enum EndReason {
 }
 
 impl Intent {
+    /// What to do with a pod that was admitted: one whose deletion was asked for, or that has run to its end, ends.
+    pub fn first(pod: DesiredPod) -> Self {
+        let over = crate::desired::has_ended(&pod);
+        let why = match (pod.is_deleting(), over) {
+            (true, _) => EndReason::Deleted,
+            (false, true) => EndReason::Completed,
+            (false, false) => return Self::Run(pod),
+        };
+        Self::End(Ending { pod: Some(pod), why, grace: None, gone: false })
+    }
+
     /// The pod has a newer form.
     pub fn update(&mut self, pod: DesiredPod) {
         *self = match self {
@@ -135,6 +148,10 @@ pub struct PodDeps {
     pub metrics: Arc<Metrics>,
     /// The table of pods.
     pub registry: Arc<Registry>,
+    /// Who is told that a status is to be written.
+    pub status: StatusQueue,
+    /// Where events go.
+    pub events: Events,
     /// The runtime's health.
     pub health: watch::Receiver<Health>,
     /// Keeps one message from flooding the log.
@@ -265,6 +282,7 @@ impl Worker {
         self.entry.view().state = WorkerState::Terminating;
         self.terminating().await?;
         self.entry.view().state = WorkerState::Terminated;
+        self.publish_end();
         self.terminated().await
     }
 
@@ -311,7 +329,13 @@ impl Worker {
             if !unmounted || gone {
                 match self.clean_up(gone).await {
                     Ok(()) if gone => return Some(()),
-                    Ok(()) => unmounted = true,
+                    Ok(()) => {
+                        unmounted = true;
+                        self.entry.view().finished = true;
+                        if let Some(pod) = self.intent.borrow().pod() {
+                            self.deps.status.changed(pod);
+                        }
+                    }
                     Err(reason) => {
                         if self
                             .deps

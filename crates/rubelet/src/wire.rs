@@ -24,13 +24,15 @@ use decide::restart::RestartGates;
 use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
 use model::pod::PodSource;
 use pod::desired::Dispatcher;
+use pod::events::Events;
 use pod::images::{Images, PullLimits};
 use pod::logs::{LogLimits, LogReopener};
 use pod::ports::{Clock, PodHost, Random, Tasks};
 use pod::prober::Prober;
 use pod::registry::Registry;
 use pod::settings::Settings;
-use pod::source::{self, SourceSet, StaticContext};
+use pod::source::{self, SourceUpdate, StaticContext};
+use pod::status::{Mirrors, StatusQueue};
 use pod::worker::PodDeps;
 use serve::{Bound, Checks, Health, Server};
 use telemetry::LogLimiter;
@@ -166,6 +168,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         clock.clone(),
         &tasks,
     );
+    let queue = StatusQueue::default();
+    let mirrors = Mirrors::new(queue.clone());
     let deps = Arc::new(PodDeps {
         images: Images::new(
             runtime.reader.clone(),
@@ -183,13 +187,15 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         random,
         metrics: metrics.clone(),
         registry: registry.clone(),
+        status: queue,
+        events: Events::default(),
         health: pleg.health.clone(),
         limiter: LogLimiter::new(Duration::from_secs(60)),
         settings,
     });
     let (sets_tx, sets) = mpsc::channel(16);
     let sources = sources(&config, &gates, &node_name, &clock, sets_tx, &tasks)?;
-    let dispatcher = Dispatcher::new(deps, admit, tasks.clone(), sources, pleg.pods);
+    let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     let view: Arc<View> = Arc::new(View {
         node_name,
         registry,
@@ -289,7 +295,7 @@ fn sources(
     gates: &Gates,
     node_name: &str,
     clock: &Clock,
-    out: mpsc::Sender<SourceSet>,
+    out: mpsc::Sender<SourceUpdate>,
     tasks: &Tasks,
 ) -> Result<Vec<PodSource>, Failure> {
     let context = StaticContext {

@@ -13,6 +13,7 @@ use model::api::PodStatus;
 use model::pod::{ContainerKind, DesiredPod, PodSource};
 use model::quantity::Quantity;
 use pod::desired::Dispatcher;
+use pod::events::Events;
 use pod::images::{Images, PullLimits};
 use pod::pleg::Health;
 use pod::ports::{Clock, PodHost, Random, Tasks};
@@ -20,6 +21,7 @@ use pod::prober::Prober;
 use pod::registry::{PodEntry, Registry};
 use pod::settings::Settings;
 use pod::source::{self, StaticContext};
+use pod::status::{Mirrors, StatusQueue};
 use pod::worker::PodDeps;
 use telemetry::LogLimiter;
 use telemetry::metrics::Metrics;
@@ -576,6 +578,8 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         random,
         metrics,
         registry: registry.clone(),
+        status: StatusQueue::default(),
+        events: Events::default(),
         health: pleg.health.clone(),
         limiter: LogLimiter::new(Duration::from_secs(60)),
         settings: settings(clock),
@@ -587,7 +591,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
     tasks.spawn(async move {
         tokio::select! { biased; () = stop.cancelled() => {}, () = source => {} }
     });
-    let dispatcher = Dispatcher::new(deps, admit, tasks.clone(), [PodSource::File], pleg.pods);
+    let dispatcher = Dispatcher::new(deps, admit, Mirrors::default(), tasks.clone(), [PodSource::File], pleg.pods);
     tasks.spawn(dispatcher.run(sets));
     Some(Agent { tasks, cut, registry, health: pleg.health })
 }

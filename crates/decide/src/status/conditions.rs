@@ -10,7 +10,7 @@ use crate::restart;
 use crate::text::go_list;
 
 /// Conditions that nobody else may set.
-const OWNED: [&str; 8] = [
+pub(super) const OWNED: [&str; 8] = [
     "PodScheduled",
     "Ready",
     "Initialized",

@@ -1,9 +1,10 @@
 //! What of a status may be shown: a terminal phase only once nothing can run any more, a rejection at once.
 
 use jiff::Timestamp;
-use model::api::{ContainerStateTerminated, ContainerStatus, PodStatus};
+use model::api::{ContainerStateTerminated, ContainerStatus, PodCondition, PodStatus};
 use model::pod::{ContainerKind, DesiredPod};
 
+use super::conditions::OWNED;
 use super::containers::{STATUS_UNKNOWN, UNKNOWN_EXIT, terminated};
 use super::{is_terminal, whole_seconds};
 
@@ -62,6 +63,22 @@ pub fn publishable(shown: Option<&PodStatus>, mut next: PodStatus, may_run: bool
         }
     }
     next
+}
+
+/// What the API is to hold instead of `held` when the node says `ours`: conditions of other writers stay as they are held, ours follow them.
+pub fn merged(held: &PodStatus, mut ours: PodStatus) -> PodStatus {
+    let own = |c: &PodCondition| OWNED.contains(&c.type_.as_str());
+    let shared = |c: &PodCondition| c.type_ == "DisruptionTarget";
+    let told: Vec<PodCondition> = ours.conditions.take().unwrap_or_default();
+    let has_told = told.iter().any(shared);
+    let foreign = held.conditions.iter().flatten().filter(|c| !own(c) && !(has_told && shared(c))).cloned();
+    let conditions: Vec<PodCondition> =
+        foreign.chain(told.iter().filter(|c| shared(c)).cloned()).chain(told.iter().filter(|c| own(c)).cloned()).collect();
+    ours.conditions = Some(conditions).filter(|c| !c.is_empty());
+    // Written by others: the scheduler, the resource claim controller.
+    ours.nominated_node_name = held.nominated_node_name.clone();
+    ours.resource_claim_statuses = held.resource_claim_statuses.clone();
+    ours
 }
 
 /// The last status of a pod of which nothing is left: containers whose end nobody saw ended with a failure, and a pod from the API is in a

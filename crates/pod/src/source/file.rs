@@ -17,7 +17,7 @@ use model::pod::{DesiredPod, PodSource};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::{FirstSeen, SourceSet, StaticContext, same_set};
+use super::{FirstSeen, SourceSet, SourceUpdate, StaticContext, same_set};
 use crate::ports::{Clock, HostResult, error_chain};
 
 /// How long after a change the directory is read: a burst of writes is read once.
@@ -69,7 +69,7 @@ pub async fn run(
     period: Duration,
     context: StaticContext,
     clock: Clock,
-    out: mpsc::Sender<SourceSet>,
+    out: mpsc::Sender<SourceUpdate>,
 ) {
     let mut source =
         FileSource { dir, context, clock, known: HashMap::new(), order: Vec::new(), seen: FirstSeen::default() };
@@ -80,7 +80,7 @@ pub async fn run(
         match source.read(periodic).await {
             Ok(pods) => {
                 if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
-                    if out.send(SourceSet { source: PodSource::File, pods: pods.clone() }).await.is_err() {
+                    if out.send(SourceSet { source: PodSource::File, pods: pods.clone() }.into()).await.is_err() {
                         return;
                     }
                     sent = Some(pods);

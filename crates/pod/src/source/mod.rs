@@ -1,8 +1,9 @@
-//! Where pods come from. Each source is a task that sends the whole set it holds whenever that set changes; the dispatcher in
-//! [`crate::desired`] merges the sets.
+//! Where pods come from. Each source is a task that sends the whole set it holds whenever that set changes, and the API source also single changes of it; the
+//! dispatcher in [`crate::desired`] merges them.
 //!
 //! Every configured source sends at least one set, an empty one where there is nothing to read: until all have, nothing is removed.
 
+pub mod api;
 pub mod file;
 pub mod url;
 
@@ -18,6 +19,23 @@ pub struct SourceSet {
     pub source: PodSource,
     /// Its pods, in the order in which the source gives them; an earlier pod wins over a later one of the same name.
     pub pods: Vec<DesiredPod>,
+}
+
+/// What a source has to say. Updates of one source count in the order in which they are sent.
+#[derive(Clone, Debug)]
+pub enum SourceUpdate {
+    /// Its whole set: what is not in it is gone.
+    Set(SourceSet),
+    /// One pod came or changed; its source is the pod's.
+    Upsert(DesiredPod),
+    /// One pod is gone.
+    Remove(PodSource, PodUid),
+}
+
+impl From<SourceSet> for SourceUpdate {
+    fn from(set: SourceSet) -> Self {
+        Self::Set(set)
+    }
 }
 
 /// Remembers when each pod was first seen, so that reading a file again does not change the pod's `kubernetes.io/config.seen`.

@@ -11,7 +11,7 @@ use model::pod::{DesiredPod, PodSource};
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{FirstSeen, SourceSet, StaticContext, same_set};
+use super::{FirstSeen, SourceSet, SourceUpdate, StaticContext, same_set};
 use crate::http::{Get, Tls};
 use crate::ports::{Clock, error_chain};
 
@@ -89,7 +89,7 @@ pub async fn run(
     period: Duration,
     context: StaticContext,
     clock: Clock,
-    out: mpsc::Sender<SourceSet>,
+    out: mpsc::Sender<SourceUpdate>,
 ) {
     let origin = manifest::Origin::Url(url.url.clone());
     let mut seen = FirstSeen::default();
@@ -124,7 +124,7 @@ pub async fn run(
         }
         let pods = seen.settle(pods);
         if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
-            if out.send(SourceSet { source: PodSource::Http, pods: pods.clone() }).await.is_err() {
+            if out.send(SourceSet { source: PodSource::Http, pods: pods.clone() }.into()).await.is_err() {
                 return;
             }
             sent = Some(pods);

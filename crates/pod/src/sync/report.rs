@@ -12,6 +12,7 @@ use model::report::StopReport;
 use model::timeline::{StepKind, StepResult};
 use telemetry::metrics::ContainerCounts;
 
+use crate::desired::has_ended;
 use crate::registry::{PodView, Running, WorkerState};
 use crate::worker::{EndReason, Worker};
 
@@ -63,6 +64,10 @@ impl Worker {
                 refused.start_time = previous.as_ref().and_then(|p| p.start_time.clone()).or(refused.start_time);
                 refused
             }
+            // It ended under an earlier agent, and nothing is left to tell more than what is stored.
+            Some(EndReason::Completed) if has_ended(pod) && observed.containers.is_empty() => {
+                pod.stored_status().cloned().unwrap_or_default()
+            }
             _ => status::pod_status(&input),
         };
         let phase = computed.phase.clone().unwrap_or_default();
@@ -81,13 +86,29 @@ impl Worker {
         let mut view = self.entry.view();
         let was_ready = is_ready(&view.status);
         let ready = is_ready(&shown);
+        let news = view.status != shown;
         view.status = shown;
         note_stops(&mut view, stops);
         drop(view);
+        if news {
+            deps.status.changed(pod);
+        }
         if ready && !was_ready {
             self.entry.mark(StepKind::Ready, "", StepResult::Done, deps.clock.now());
         }
         phase
+    }
+
+    /// The status of a pod of which nothing can run any more: containers whose end nobody saw have one, and a pod of the API a terminal phase.
+    pub(crate) fn publish_end(&self) {
+        let Some(pod) = self.intent.borrow().pod().cloned() else { return };
+        let mut view = self.entry.view();
+        let refused = matches!(self.ending, Some(EndReason::Refused { .. }));
+        if view.status.phase.is_some() && !refused && !has_ended(&pod) {
+            view.status = status::finished(&pod, std::mem::take(&mut view.status));
+        }
+        drop(view);
+        self.deps.status.changed(&pod);
     }
 
     /// Adds the pod to the totals of what runs; None: it is gone.

@@ -1,0 +1,69 @@
+//! Whose status is to be looked at again. Level-triggered: a key says only "look", so any number of changes cost one entry.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use model::pod::{DesiredPod, PodUid};
+use tokio::sync::Notify;
+
+/// What the writer looks at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    /// A pod of the API.
+    Pod(PodUid),
+    /// The mirror pod of this full name (`NAME_NAMESPACE`).
+    Mirror(String),
+}
+
+/// The writer's input. Bounded by the number of pods, since a key is in it once.
+#[derive(Clone, Debug, Default)]
+pub struct StatusQueue(Option<Arc<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    keys: Mutex<HashSet<Key>>,
+    filled: Notify,
+}
+
+impl StatusQueue {
+    /// A queue that a [`super::StatusWriter`] empties. The default one takes nothing: without an API server there is nobody to tell.
+    pub fn watched() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// Something of this pod's status, or of what is stored of it, has changed.
+    pub fn changed(&self, pod: &DesiredPod) {
+        if self.0.is_some() {
+            self.push(if pod.is_static() { Key::Mirror(pod.full_name()) } else { Key::Pod(pod.uid().clone()) });
+        }
+    }
+
+    /// The mirror pod of this full name, or its static pod, came, went or changed.
+    pub fn mirror_changed(&self, full_name: &str) {
+        if self.0.is_some() {
+            self.push(Key::Mirror(full_name.to_owned()));
+        }
+    }
+
+    pub(super) fn push(&self, key: Key) {
+        if let Some(inner) = &self.0
+            && inner.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key)
+        {
+            inner.filled.notify_one();
+        }
+    }
+
+    /// Everything that waits.
+    pub(super) fn take(&self) -> HashSet<Key> {
+        let Some(inner) = &self.0 else { return HashSet::new() };
+        std::mem::take(&mut *inner.keys.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns when something may have come since the last [`StatusQueue::take`].
+    pub(super) async fn filled(&self) {
+        match &self.0 {
+            Some(inner) => inner.filled.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+}
