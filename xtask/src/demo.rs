@@ -1,18 +1,17 @@
 //! `cargo xtask demo`: one pod on this machine, from the manifest to running containers and away again.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::Timestamp;
+use rig::Stage;
 use rig::containerd::Containerd;
-use rig::{Stage, cgroup, mounts};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::node::Node;
 use crate::setup;
 use crate::shell::{Interrupted, Shell};
 
@@ -58,76 +57,21 @@ pub(crate) fn run(shell: &Shell, once: bool) -> Result<bool> {
     Ok(left.is_empty())
 }
 
-/// The running rubelet and where it works.
-struct Rubelet {
-    child: Child,
-    root: PathBuf,
-    log: PathBuf,
-    manifest: PathBuf,
+/// The reports of its pods, once it answers.
+fn pods(rubelet: &Node) -> Option<Vec<Value>> {
+    let (code, body) = rig::http::get_unix(&rubelet.root.join("rubelet/rubelet.sock"), "/v1/pods").ok()?;
+    if code == 200 { serde_json::from_slice(&body).ok() } else { None }
 }
 
-impl Rubelet {
-    fn start(stage: &Stage, program: &Path) -> Result<Self> {
-        let dir = stage.dir();
-        let [read_only, healthz, port] = rig::free_ports().context("no free port on the loopback address")?;
-        let (root, manifests, log) = (dir.join("root"), dir.join("manifests"), dir.join("rubelet.log"));
-        for sub in [&root, &manifests] {
-            fs::create_dir_all(sub).with_context(|| format!("cannot make {}", sub.display()))?;
-        }
-        let config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": format!("unix://{}", stage.socket().display()),
-            "staticPodPath": manifests, "podLogsDir": dir.join("logs"), "cgroupRoot": stage.cgroup(), "cgroupDriver": "cgroupfs",
-            "failCgroupV1": false, "failSwapOn": false, "readOnlyPort": read_only, "healthzPort": healthz, "port": port,
-            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"},
-        });
-        let file = dir.join("rubelet.json");
-        fs::write(&file, serde_json::to_vec_pretty(&config)?)?;
-        let output = fs::File::create(&log)?;
-        let child = Command::new(program)
-            .arg("--config")
-            .arg(&file)
-            .arg("--root-dir")
-            .arg(&root)
-            .args(["--hostname-override", "demo", "--v", "2"])
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        println!(
-            "  rubelet runs: process {}, pods at http://127.0.0.1:{read_only}/pods, log {}",
-            child.id(),
-            log.display()
-        );
-        Ok(Self { child, root, log, manifest: manifests.join("hello.yaml") })
-    }
-
-    /// The reports of its pods, once it answers.
-    fn pods(&self) -> Option<Vec<Value>> {
-        let (code, body) = rig::http::get_unix(&self.root.join("rubelet/rubelet.sock"), "/v1/pods").ok()?;
-        if code == 200 { serde_json::from_slice(&body).ok() } else { None }
-    }
-
-    /// An error with the end of its log.
-    fn fail(&self, what: &str) -> anyhow::Error {
-        anyhow!("{what}; the end of rubelet's log:\n{}", rig::tail(&self.log, 25))
-    }
-
-    fn ended(&mut self) -> Result<()> {
-        match self.child.try_wait() {
-            Ok(Some(status)) => Err(self.fail(&format!("rubelet ended by itself ({status})"))),
-            _ => Ok(()),
-        }
-    }
+/// The pod's manifest.
+fn manifest(rubelet: &Node) -> PathBuf {
+    rubelet.manifests.join("hello.yaml")
 }
 
 fn show(
     shell: &Shell,
     stage: &mut Stage,
-    slot: &mut Option<Rubelet>,
+    slot: &mut Option<Node>,
     program: &Path,
     runtime: &Containerd,
     images: &[PathBuf],
@@ -136,11 +80,17 @@ fn show(
     stage.start_containerd(runtime, images, false)?;
     println!("  containerd {} runs at {}", runtime.version, stage.socket().display());
     shell.check()?;
-    let rubelet = slot.insert(Rubelet::start(stage, program)?);
+    let rubelet = slot.insert(Node::start(stage, program, &json!({}), &["--hostname-override=demo".to_owned()])?);
+    println!(
+        "  rubelet runs: process {}, pods at http://127.0.0.1:{}/pods, log {}",
+        rubelet.pid(),
+        rubelet.config["readOnlyPort"],
+        rubelet.log.display()
+    );
     let mut broken = Ok(());
     let up = shell.wait(Duration::from_secs(30), || {
         broken = rubelet.ended();
-        broken.is_err() || rubelet.pods().is_some()
+        broken.is_err() || pods(rubelet).is_some()
     })?;
     broken?;
     if !up {
@@ -148,7 +98,8 @@ fn show(
     }
     println!("\nThe pod: an init container, a sidecar, two containers. Its time line, from the manifest on:\n");
     let start = Timestamp::now();
-    fs::write(&rubelet.manifest, MANIFEST).with_context(|| format!("cannot write {}", rubelet.manifest.display()))?;
+    let manifest = manifest(rubelet);
+    fs::write(&manifest, MANIFEST).with_context(|| format!("cannot write {}", manifest.display()))?;
     watch(shell, rubelet, start)?;
     println!("\n$ rubelet pods --root-dir {}", rubelet.root.display());
     let status = Command::new(program).arg("pods").arg("--root-dir").arg(&rubelet.root).status();
@@ -163,7 +114,7 @@ fn show(
         program.display(),
         rubelet.root.display()
     );
-    println!("Change {} and see what happens. Ctrl-C ends the demo and removes all of it.", rubelet.manifest.display());
+    println!("Change {} and see what happens. Ctrl-C ends the demo and removes all of it.", manifest.display());
     loop {
         shell.check()?;
         rubelet.ended()?;
@@ -172,13 +123,13 @@ fn show(
 }
 
 /// Prints each step as it ends, until the pod is ready.
-fn watch(shell: &Shell, rubelet: &mut Rubelet, start: Timestamp) -> Result<()> {
+fn watch(shell: &Shell, rubelet: &mut Node, start: Timestamp) -> Result<()> {
     let began = Instant::now();
     let mut printed = 0;
     loop {
         shell.check()?;
         rubelet.ended()?;
-        let pod = rubelet.pods().and_then(|pods| pods.into_iter().next());
+        let pod = pods(rubelet).and_then(|pods| pods.into_iter().next());
         if let Some(pod) = &pod {
             let steps: Vec<&Value> = pod["timeline"].as_array().into_iter().flatten().collect();
             let ended =
@@ -226,49 +177,27 @@ fn line(step: &Value, start: Timestamp) -> String {
 }
 
 /// Takes the pod and rubelet down as a user would; what is left afterwards is rubelet's fault and is named.
-fn end(stage: &Stage, rubelet: Option<Rubelet>) -> Vec<String> {
+fn end(stage: &Stage, rubelet: Option<Node>) -> Vec<String> {
     let Some(mut rubelet) = rubelet else {
         return Vec::new();
     };
-    let running = matches!(rubelet.child.try_wait(), Ok(None));
     let mut left = Vec::new();
-    if running && fs::remove_file(&rubelet.manifest).is_ok() {
+    if rubelet.running() && fs::remove_file(manifest(&rubelet)).is_ok() {
         let start = Instant::now();
-        let gone = || rubelet.pods().is_some_and(|p| p.is_empty()) && remains(stage, &rubelet).is_empty();
+        let gone = || pods(&rubelet).is_some_and(|p| p.is_empty()) && rubelet.remains(stage).is_empty();
         if rig::poll(Duration::from_secs(30), gone) {
             println!("the manifest is removed; the pod was gone after {:.2} s", start.elapsed().as_secs_f64());
         } else {
-            left = remains(stage, &rubelet);
+            left = rubelet.remains(stage);
             if left.is_empty() {
                 left.push("the pod in its list".to_owned());
             }
         }
     }
-    if let Some(pid) = Pid::from_raw(rubelet.child.id().cast_signed()).filter(|_| running) {
-        let _ = kill_process(pid, Signal::TERM);
-    }
-    if !rig::poll(Duration::from_secs(10), || !matches!(rubelet.child.try_wait(), Ok(None))) {
+    if !rubelet.stop() {
         left.push("its own process, 10 s after SIGTERM".to_owned());
-        let _ = rubelet.child.kill();
-        let _ = rubelet.child.wait();
     }
     left
-}
-
-/// What there still is of the pod.
-fn remains(stage: &Stage, rubelet: &Rubelet) -> Vec<String> {
-    let is_pod = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("pod"));
-    let cgroups = cgroup::tree(stage.cgroup()).into_iter().filter(is_pod);
-    let pods = rubelet.root.join("pods");
-    let dirs = fs::read_dir(&pods).into_iter().flatten().flatten().map(|e| e.path());
-    let shims =
-        rig::processes::working_in(stage.dir()).into_iter().filter(|(_, p)| *p == rig::processes::Program::Shim);
-    cgroups
-        .map(|p| format!("cgroup {}", p.display()))
-        .chain(mounts::below(&pods).iter().map(|p| format!("mount {}", p.display())))
-        .chain(dirs.map(|p| format!("directory {}", p.display())))
-        .chain(shims.map(|(pid, _)| format!("shim {pid}")))
-        .collect()
 }
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
-//! The project's own commands: `cargo xtask demo`, `test` (also called `ci`), `tidy`, `bench`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `containerd`.
 
 mod bench;
 mod checks;
+mod cluster;
 mod demo;
 mod libtest;
+mod node;
 mod setup;
 mod shell;
 mod test;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -30,6 +32,15 @@ enum Task {
     /// Run one pod on this machine with a private containerd and no control plane, and show how it comes up
     Demo {
         /// End by itself once the pod has run; the exit code says whether it did
+        #[arg(long)]
+        once: bool,
+    },
+    /// Run a control plane, a private containerd and one node that has joined it, and keep them until Ctrl-C
+    Cluster {
+        /// Another kubelet than rubelet
+        #[arg(long, value_name = "PROGRAM")]
+        kubelet: Option<PathBuf>,
+        /// Take a deployment of ten through its life and end; the exit code says whether all went well
         #[arg(long)]
         once: bool,
     },
@@ -56,6 +67,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = Shell::new().and_then(|shell| match arguments.command {
         Task::Demo { once } => demo::run(&shell, once),
+        Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
         Task::Bench { quick } => bench::run(&shell, quick),

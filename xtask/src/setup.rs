@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rig::cluster;
 use rig::containerd::{Containerd, cni_plugins};
 use rig::find_program;
 
@@ -83,6 +84,22 @@ pub(crate) fn reference(shell: &Shell) -> Result<Containerd> {
     let mut command = Command::new(crate::root().join("lab/build-reference"));
     shell.need("building containerd 2", command.arg("containerd"), Duration::from_secs(1800))?;
     Containerd::reference().context("lab/build-reference ended well, but its containerd does not run")
+}
+
+/// The parts of the control plane, and kubectl; building them takes some minutes once.
+///
+/// # Errors
+/// Without Go, or when the build fails.
+pub(crate) fn control_plane(shell: &Shell, options: &cluster::Options) -> Result<()> {
+    let missing = cluster::missing(options);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if find_program("go").is_none() {
+        bail!("not built, and there is no Go here to build it from its modules: {}", missing.join(" "));
+    }
+    let mut command = Command::new(crate::root().join("lab/build-reference"));
+    shell.need("building the control plane", command.args(missing), Duration::from_secs(3600))
 }
 
 /// The system's containerd.

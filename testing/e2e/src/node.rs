@@ -14,7 +14,7 @@ use cri_api::v1;
 use model::report::PodReport;
 use rig::{cgroup, mounts};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{seconds, wait_until};
 
@@ -108,27 +108,18 @@ impl Node {
             panic!("no containerd: run this test with `cargo xtask test --only e2e`, or on a `cargo xtask containerd`");
         };
         let stage = socket.parent().unwrap_or(Path::new("/")).to_owned();
-        let record = must("the stage's record", fs::read(stage.join("record.json")));
-        let record: rig::Record = must("the stage's record", serde_json::from_slice(&record));
+        let Some(taken) = must("the stage's record", rig::Record::read(&stage)).host else {
+            panic!("{} is not a stage", stage.display());
+        };
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", std::process::id());
         let dir = stage.join("nodes").join(&name);
         for sub in ["manifests", "root", "logs"] {
             must("the node's directory", fs::create_dir_all(dir.join(sub)));
         }
-        let cgroup = format!("{}/{name}", record.cgroup);
+        let cgroup = format!("{}/{name}", taken.cgroup);
         must("the node's cgroup", cgroup::create(&cgroup));
-        let [port, read_only, healthz] = must("free ports", rig::free_ports());
-        let mut config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
-            "staticPodPath": dir.join("manifests"), "fileCheckFrequency": "1s", "podLogsDir": dir.join("logs"),
-            "cgroupRoot": cgroup, "cgroupDriver": "cgroupfs", "failCgroupV1": false, "failSwapOn": false,
-            "port": port, "readOnlyPort": read_only, "healthzPort": healthz,
-            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-            "authorization": {"mode": "AlwaysAllow"}, "imageGCHighThresholdPercent": 100, "makeIPTablesUtilChains": false,
-            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
-        });
+        let mut config = must("free ports", rig::kubelet::config(&socket, &dir, &cgroup));
         for (key, value) in options.config.as_object().into_iter().flatten() {
             config[key] = value.clone();
         }

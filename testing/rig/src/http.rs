@@ -36,7 +36,7 @@ fn get(mut stream: impl Read + Write, path: &str) -> io::Result<(u16, Vec<u8>)> 
     parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an HTTP answer"))
 }
 
-fn parse(answer: &[u8]) -> Option<(u16, Vec<u8>)> {
+pub(crate) fn parse(answer: &[u8]) -> Option<(u16, Vec<u8>)> {
     let end = answer.windows(4).position(|w| w == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&answer[..end]).ok()?;
     let code = head.strip_prefix("HTTP/1.")?.split_whitespace().nth(1)?.parse().ok()?;

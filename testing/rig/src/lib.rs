@@ -1,19 +1,26 @@
-//! A private containerd to run a kubelet on: what `cargo xtask demo` and the end-to-end tests stand on.
+//! A private containerd to run a kubelet on, and a private control plane for it to join: what `cargo xtask` and the end-to-end tests
+//! stand on.
 //!
 //! A [`Stage`] is a directory below `/var/tmp` with a record of the names it took (bridge, network, cgroup root) before it made
 //! anything; [`Stage::close`] removes all of it, and so does [`Remains::wipe`] later, from the record alone, when its owner was killed.
-//! Blocking and free of heavy dependencies, so that `cargo xtask` builds in seconds.
+//! The same holds for a [`cluster::ControlPlane`]. Blocking and free of heavy dependencies, so that `cargo xtask` builds in seconds.
 
 pub mod cgroup;
+pub mod cluster;
 pub mod containerd;
 pub mod http;
 pub mod iptables;
+mod keeper;
+pub mod kubelet;
 pub mod mounts;
 pub mod network;
 pub mod processes;
+mod record;
 mod stage;
 
-pub use stage::{Record, Remains, Stage, remains, remove_log_links};
+pub use keeper::{bound, spawn};
+pub use record::{Record, Remains, Taken, remains};
+pub use stage::{Stage, remove_log_links};
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

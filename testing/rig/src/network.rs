@@ -38,17 +38,20 @@ fn ip(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the bridge before CNI would, so that a kernel without bridges or virtual Ethernet says so at once.
+/// Makes the bridge before CNI would, so that a kernel without bridges or virtual Ethernet says so at once, and with its address, so
+/// that a kubelet can be the node of this address before the first pod.
 ///
 /// # Errors
 /// When the kernel has no bridges or no virtual Ethernet pairs, or this process may not make them.
-pub fn create_bridge(name: &str) -> Result<()> {
+pub fn create_bridge(name: &str, address: &str) -> Result<()> {
     ip(&["link", "add", name, "type", "bridge"])
         .context("the kernel gives no network bridge (module `bridge`), or this container may not make one")?;
     let (a, b) = (format!("{name}a"), format!("{name}b"));
     ip(&["link", "add", &a, "type", "veth", "peer", "name", &b])
         .context("the kernel gives no virtual Ethernet pair (module `veth`)")?;
-    ip(&["link", "del", &a])
+    ip(&["link", "del", &a])?;
+    ip(&["addr", "add", &format!("{address}/24"), "dev", name])?;
+    ip(&["link", "set", name, "up"])
 }
 
 /// Removes the bridge and what is plugged into it.

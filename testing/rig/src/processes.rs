@@ -59,6 +59,8 @@ pub enum Program {
     Shim,
     /// The registry that serves image archives.
     Registry,
+    /// etcd, the API server, the scheduler or the controller manager.
+    ControlPlane,
 }
 
 fn program(argv: &[&[u8]]) -> Option<Program> {
@@ -66,6 +68,7 @@ fn program(argv: &[&[u8]]) -> Option<Program> {
     match name(argv.first()?).as_slice() {
         b"containerd" => Some(Program::Containerd),
         b"containerd-shim-runc-v2" => Some(Program::Shim),
+        b"etcd" | b"kube-apiserver" | b"kube-scheduler" | b"kube-controller-manager" => Some(Program::ControlPlane),
         n if n.starts_with(b"python") && name(argv.get(1)?) == b"registry.py" => Some(Program::Registry),
         // Whatever its name (`RUBELET_BIN`): it is told apart by the flag that every kubelet here gets.
         _ if argv.iter().any(|a| *a == b"--root-dir" || a.starts_with(b"--root-dir=")) => Some(Program::Kubelet),
@@ -151,6 +154,8 @@ mod tests {
         assert_eq!(of("target/release/rubelet --root-dir /x"), Some(Program::Kubelet));
         assert_eq!(of("/tmp/other --v=2 --root-dir=/x"), Some(Program::Kubelet));
         assert_eq!(of("python3 /w/lab/registry.py --port 1"), Some(Program::Registry));
+        assert_eq!(of("/c/bin/etcd --data-dir=/x"), Some(Program::ControlPlane));
+        assert_eq!(of("/c/bin/kube-apiserver --cert-dir=/x"), Some(Program::ControlPlane));
         assert_eq!(of("python3 /w/other.py"), None);
         assert_eq!(of("tail -f /x/containerd"), None);
     }

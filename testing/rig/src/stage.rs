@@ -1,25 +1,20 @@
 //! The stage: made, recorded, and taken down again without remains.
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::containerd::{Containerd, Layout, cni_plugins, config};
-use crate::processes::{Identity, Program, end};
+use crate::processes::{Program, end};
+use crate::record::{self, Taken};
 use crate::{cgroup, iptables, mounts, network};
 
-/// `/var/tmp`: on a disk (unlike `/tmp` and `/run`, which may be small), and with short names, since socket paths end at 107 bytes.
-const BASE: &str = "/var/tmp";
 const PREFIX: &str = "rubelet-stage-";
-const RECORD: &str = "record.json";
 /// Second number of the stages' subnets, 10.199.N.0/24.
 const SUBNET: u8 = 199;
 
@@ -38,34 +33,11 @@ const SHARED: [&str; 11] = [
     "/opt/containerd",
 ];
 
-/// What a stage took, written down before it made anything.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record {
-    /// Whose stage: `demo`, `e2e`, …
-    pub kind: String,
-    /// The process that looks after it.
-    pub owner: Identity,
-    /// Network bridge.
-    pub bridge: String,
-    /// Name of the CNI network.
-    pub network: String,
-    /// As `10.199.3.0/24`.
-    pub subnet: String,
-    /// cgroup root, as `/rubelet-stage-3`.
-    pub cgroup: String,
-    /// `net.ipv4.ip_forward` before.
-    pub forwarding: String,
-    /// True when the portmap plugin had no chains before.
-    pub no_host_port_chains: bool,
-    /// Shared folders that were not there before.
-    pub missing_folders: Vec<PathBuf>,
-}
-
 /// A private place to run a containerd and a kubelet in. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Stage {
     dir: PathBuf,
-    record: Record,
+    taken: Taken,
     containerd: Option<Child>,
     closed: bool,
 }
@@ -80,32 +52,27 @@ impl Stage {
             bail!("needs root: a private containerd makes mounts, cgroups and a network bridge");
         }
         let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
+        let no_host_port_chains = !iptables::has_host_port_chains();
         for number in 0..=255_u8 {
-            let dir = Path::new(BASE).join(format!("{PREFIX}{number}"));
             if !network::subnet_free(&routes, SUBNET, number) {
                 continue;
             }
-            // The directory is the lock on the number.
-            match fs::create_dir(&dir) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-                other => other.with_context(|| format!("cannot make {}", dir.display()))?,
-            }
-            let record = Record {
-                kind: kind.to_owned(),
-                owner: Identity::own(),
+            let taken = Taken {
                 bridge: format!("rubelet{number}"),
                 network: format!("{PREFIX}{number}"),
                 subnet: format!("10.{SUBNET}.{number}.0/24"),
                 cgroup: format!("/{PREFIX}{number}"),
                 forwarding: network::forwarding(),
-                no_host_port_chains: !iptables::has_host_port_chains(),
+                no_host_port_chains,
                 missing_folders: SHARED.iter().map(PathBuf::from).filter(|d| !d.exists()).collect(),
             };
-            let text = serde_json::to_vec_pretty(&record)?;
-            fs::write(dir.join(RECORD), text).with_context(|| format!("cannot write to {}", dir.display()))?;
-            let stage = Self { dir, record, containerd: None, closed: false };
-            cgroup::create(&stage.record.cgroup)?;
-            network::create_bridge(&stage.record.bridge)?;
+            // The directory is the lock on the number.
+            let Some(dir) = record::claim(&format!("{PREFIX}{number}"), kind, Some(&taken))? else {
+                continue;
+            };
+            let stage = Self { dir, taken, containerd: None, closed: false };
+            cgroup::create(&stage.taken.cgroup)?;
+            network::create_bridge(&stage.taken.bridge, &stage.taken.gateway())?;
             return Ok(stage);
         }
         bail!("no free subnet 10.{SUBNET}.N.0/24: `cargo xtask tidy` removes what earlier runs left")
@@ -118,7 +85,12 @@ impl Stage {
 
     /// Its cgroup root, to be the kubelet's `cgroupRoot` or the parent of several.
     pub fn cgroup(&self) -> &str {
-        &self.record.cgroup
+        &self.taken.cgroup
+    }
+
+    /// The address of the host on the pods' network; nothing outside of this host reaches it.
+    pub fn address(&self) -> String {
+        self.taken.gateway()
     }
 
     /// containerd's socket.
@@ -146,14 +118,14 @@ impl Stage {
             fs::create_dir_all(dir.join(sub)).with_context(|| format!("cannot make {}/{sub}", dir.display()))?;
         }
         let mut plugins = vec![json!({
-            "type": "bridge", "bridge": self.record.bridge, "isGateway": true, "hairpinMode": true,
-            "ipam": {"type": "host-local", "dataDir": dir.join("ipam"), "ranges": [[{"subnet": self.record.subnet}]],
+            "type": "bridge", "bridge": self.taken.bridge, "isGateway": true, "hairpinMode": true,
+            "ipam": {"type": "host-local", "dataDir": dir.join("ipam"), "ranges": [[{"subnet": self.taken.subnet}]],
                      "routes": [{"dst": "0.0.0.0/0"}]},
         })];
         if host_ports {
             plugins.push(json!({"type": "portmap", "capabilities": {"portMappings": true}}));
         }
-        let list = json!({"cniVersion": "0.4.0", "name": self.record.network, "plugins": plugins});
+        let list = json!({"cniVersion": "0.4.0", "name": self.taken.network, "plugins": plugins});
         fs::write(dir.join("cni/10-stage.conflist"), list.to_string())?;
         let text = config(&Layout { dir, major: runtime.major(), cni: &cni_plugins()?, snapshotter: snapshotter(dir) });
         let file = dir.join("containerd.toml");
@@ -220,13 +192,13 @@ impl Stage {
         if let Some(mut child) = self.containerd.take() {
             // It has to be waited for while it is ended, or it would stay as a zombie.
             let waiter = std::thread::spawn(move || child.wait());
-            let result = wipe(&self.dir, &self.record);
+            let result = wipe(&self.dir, &self.taken);
             if result.is_ok() {
                 let _ = waiter.join();
             }
             return result;
         }
-        wipe(&self.dir, &self.record)
+        wipe(&self.dir, &self.taken)
     }
 }
 
@@ -236,40 +208,6 @@ impl Drop for Stage {
             eprintln!("rig: {} is not clean: {e:#}", self.dir.display());
         }
     }
-}
-
-/// What an earlier run left because it was killed.
-#[derive(Debug)]
-pub struct Remains {
-    /// Its directory.
-    pub dir: PathBuf,
-    /// What it took.
-    pub record: Record,
-}
-
-impl Remains {
-    /// Removes everything of it.
-    ///
-    /// # Errors
-    /// With every part that could not be removed.
-    pub fn wipe(&self) -> Result<()> {
-        wipe(&self.dir, &self.record)
-    }
-}
-
-/// The stages whose owner is no more. Only root's directories count: anybody may write to `/var/tmp`.
-pub fn remains() -> Vec<Remains> {
-    let own = |dir: &Path| fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == 0 && m.mode() & 0o022 == 0);
-    let entries = fs::read_dir(BASE).into_iter().flatten().flatten().map(|e| e.path());
-    let mut found: Vec<Remains> = entries
-        .filter(|dir| dir.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(PREFIX)) && own(dir))
-        .filter_map(|dir| {
-            let record: Record = serde_json::from_slice(&fs::read(dir.join(RECORD)).ok()?).ok()?;
-            (!record.owner.alive()).then_some(Remains { dir, record })
-        })
-        .collect();
-    found.sort_by(|a, b| a.dir.cmp(&b.dir));
-    found
 }
 
 /// overlayfs does not stack on overlayfs, and some kernels have none.
@@ -282,7 +220,7 @@ fn snapshotter(dir: &Path) -> &'static str {
 }
 
 /// Takes a stage down, in the order in which nothing can come back: who starts things, then what runs, then what it ran on.
-fn wipe(dir: &Path, record: &Record) -> Result<()> {
+pub(crate) fn wipe(dir: &Path, taken: &Taken) -> Result<()> {
     let mut steps: Vec<Result<()>> = Vec::new();
     let sockets = shim_sockets(dir);
     let sandboxes = sandboxes(dir);
@@ -292,28 +230,28 @@ fn wipe(dir: &Path, record: &Record) -> Result<()> {
         }
     }
     // Containers, while their shims are still there to reap them; then the cgroups, for which no process may be left.
-    for pid in cgroup::processes(&record.cgroup) {
+    for pid in cgroup::processes(&taken.cgroup) {
         crate::processes::kill(pid, rustix::process::Signal::KILL);
     }
     if !end(dir, Program::Shim, Duration::ZERO) {
         steps.push(Err(anyhow!("a shim does not end")));
     }
-    steps.push(cgroup::remove(&record.cgroup));
+    steps.push(cgroup::remove(&taken.cgroup));
     steps.push(mounts::detach(dir));
-    steps.push(network::remove_bridge(&record.bridge));
-    steps.push(iptables::remove(&record.network, record.no_host_port_chains));
+    steps.push(network::remove_bridge(&taken.bridge));
+    steps.push(iptables::remove(&taken.network, taken.no_host_port_chains));
     for socket in sockets {
         let _ = fs::remove_file(socket);
     }
-    remove_cached_results(record, &sandboxes);
+    remove_cached_results(taken, &sandboxes);
     remove_log_links(dir);
-    let mut folders = record.missing_folders.clone();
+    let mut folders = taken.missing_folders.clone();
     folders.sort_by_key(|f| std::cmp::Reverse(f.components().count()));
     for folder in folders {
         // Only when empty: somebody else may have begun to use it.
         let _ = fs::remove_dir(folder);
     }
-    network::restore_forwarding(&record.forwarding);
+    network::restore_forwarding(&taken.forwarding);
     let left: Vec<String> = steps.into_iter().filter_map(|s| s.err().map(|e| format!("{e:#}"))).collect();
     if !left.is_empty() {
         bail!(left.join("; "));
@@ -345,13 +283,13 @@ fn sandboxes(dir: &Path) -> Vec<String> {
 }
 
 /// CNI keeps each network's last result for a sandbox, in a place that cannot be configured.
-fn remove_cached_results(record: &Record, sandboxes: &[String]) {
+fn remove_cached_results(taken: &Taken, sandboxes: &[String]) {
     for entry in fs::read_dir("/var/lib/cni/results").into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
         let loopback = name.strip_prefix("cni-loopback-").and_then(|n| n.strip_suffix("-lo"));
-        if name.starts_with(&format!("{}-", record.network))
+        if name.starts_with(&format!("{}-", taken.network))
             || loopback.is_some_and(|id| sandboxes.iter().any(|s| s == id))
         {
             let _ = fs::remove_file(entry.path());

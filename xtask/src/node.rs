@@ -1,0 +1,114 @@
+//! A kubelet on a stage, for the commands that show one: started, watched, and ended; what it leaves is named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use rig::{Stage, cgroup, mounts};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// The running kubelet and where it works.
+pub(crate) struct Node {
+    /// As it calls itself in messages.
+    name: String,
+    child: Child,
+    /// The KubeletConfiguration.
+    pub(crate) config: Value,
+    /// `--root-dir`.
+    pub(crate) root: PathBuf,
+    /// Its log.
+    pub(crate) log: PathBuf,
+    /// `staticPodPath`.
+    pub(crate) manifests: PathBuf,
+}
+
+impl Node {
+    /// Starts `program` in the stage's directory, with `fields` over the usual configuration and with more flags.
+    ///
+    /// # Errors
+    /// When a file cannot be written or the program does not start.
+    pub(crate) fn start(stage: &Stage, program: &Path, fields: &Value, flags: &[String]) -> Result<Self> {
+        let dir = stage.dir();
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let (root, manifests, log) = (dir.join("root"), dir.join("manifests"), dir.join(format!("{name}.log")));
+        for sub in [&root, &manifests] {
+            fs::create_dir_all(sub).with_context(|| format!("cannot make {}", sub.display()))?;
+        }
+        let mut config = rig::kubelet::config(&stage.socket(), dir, stage.cgroup())
+            .context("no free port on the loopback address")?;
+        for (key, value) in fields.as_object().into_iter().flatten() {
+            config[key] = value.clone();
+        }
+        let file = dir.join("kubelet.json");
+        fs::write(&file, serde_json::to_vec_pretty(&config)?)?;
+        let output = fs::File::create(&log)?;
+        let mut command = rig::bound(program);
+        command.arg("--config").arg(&file).arg("--root-dir").arg(&root).args(["--v", "2"]);
+        command.arg(format!("--cert-dir={}", dir.join("pki").display())).args(flags);
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = rig::spawn(command).with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Self { name, child, config, root, log, manifests })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// An error with the end of its log.
+    pub(crate) fn fail(&self, what: &str) -> anyhow::Error {
+        anyhow!("{what}; the end of {}'s log:\n{}", self.name, rig::tail(&self.log, 25))
+    }
+
+    /// An error when it is no longer there.
+    pub(crate) fn ended(&mut self) -> Result<()> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => Err(self.fail(&format!("{} ended by itself ({status})", self.name))),
+            _ => Ok(()),
+        }
+    }
+
+    /// True while it runs.
+    pub(crate) fn running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Ends it with `SIGTERM`; true when it did, within 10 s. Else it is killed.
+    pub(crate) fn stop(&mut self) -> bool {
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()).filter(|_| self.running()) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let ended = rig::poll(Duration::from_secs(10), || !self.running());
+        if !ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        ended
+    }
+
+    /// What there still is of its pods.
+    pub(crate) fn remains(&self, stage: &Stage) -> Vec<String> {
+        let is_pod = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("pod"));
+        let cgroups = cgroup::tree(stage.cgroup()).into_iter().filter(is_pod);
+        let pods = self.root.join("pods");
+        let dirs = fs::read_dir(&pods).into_iter().flatten().flatten().map(|e| e.path());
+        let shims =
+            rig::processes::working_in(stage.dir()).into_iter().filter(|(_, p)| *p == rig::processes::Program::Shim);
+        cgroups
+            .map(|p| format!("cgroup {}", p.display()))
+            .chain(mounts::below(&pods).iter().map(|p| format!("mount {}", p.display())))
+            .chain(dirs.map(|p| format!("directory {}", p.display())))
+            .chain(shims.map(|(pid, _)| format!("shim {pid}")))
+            .collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
