@@ -6,6 +6,7 @@ pub mod admission;
 pub mod backoff;
 pub mod config;
 pub mod gc;
+pub mod node;
 pub mod observe;
 pub mod plan;
 pub mod pleg;
