@@ -4,6 +4,7 @@
 
 mod memory;
 mod net;
+mod node;
 mod process;
 
 use std::path::Path;
@@ -14,6 +15,7 @@ pub use net::{
     DefaultRoute, InterfaceAddress, choose_host_ip, default_routes, detect_node_ip, interface_addresses,
     listening_ports, validate_node_ip,
 };
+pub use node::{Machine, machine, node_addresses};
 pub use process::{ProcessInfo, pids, process, write_oom_score_adj};
 
 use crate::error::{Attempt, Failed, Result, found};
@@ -42,20 +44,17 @@ pub fn machine_id(root: &Path) -> Result<String> {
     first_of(&[root.join("etc/machine-id"), root.join("var/lib/dbus/machine-id")])
 }
 
-/// The machine's UUID (Node status `systemUUID`): from DMI, else the device tree, else (s390x) the machine id; empty when unknown.
+/// The machine's UUID (Node status `systemUUID`): from DMI, else the device tree, else the machine id; empty when unknown.
 ///
 /// # Errors
 /// A file is there but cannot be read.
 pub fn system_uuid(sys: &Path, proc: &Path, root: &Path) -> Result<String> {
-    let mut places = vec![
+    first_of(&[
         sys.join("class/dmi/id/product_uuid"),
         proc.join("device-tree/system-id"),
         proc.join("device-tree/vm,uuid"),
-    ];
-    if cfg!(target_arch = "s390x") {
-        places.push(root.join("etc/machine-id"));
-    }
-    first_of(&places)
+        root.join("etc/machine-id"),
+    ])
 }
 
 fn first_of(places: &[std::path::PathBuf]) -> Result<String> {
@@ -245,7 +244,7 @@ mod tests {
         assert_eq!(boot_id(&proc).unwrap(), "0e2b9d1e-1111-2222-3333-444455556666");
         assert_eq!(machine_id(d).unwrap(), "3d1219c7c4c5404aaa1f6d2a48adfda4");
         assert_eq!(os_image(d).unwrap(), "Debian GNU/Linux 12 (bookworm)");
-        assert_eq!(system_uuid(&sys, &proc, d).unwrap(), "");
+        assert_eq!(system_uuid(&sys, &proc, d).unwrap(), "3d1219c7c4c5404aaa1f6d2a48adfda4");
         put(d, "proc/device-tree/vm,uuid", "abcd\0");
         assert_eq!(system_uuid(&sys, &proc, d).unwrap(), "abcd");
         put(d, "sys/class/dmi/id/product_uuid", "EC2A\n");
