@@ -227,6 +227,13 @@ impl Dispatcher {
                     source.as_str(),
                     pod.name()
                 );
+                let text = format!(
+                    "Error validating pod {} from {} due to duplicate pod name \"{}\", ignoring",
+                    decide::config::pod_text(&pod),
+                    source.as_str(),
+                    pod.name()
+                );
+                self.deps.events.pod_warning(&pod, "FailedValidation", &text);
                 continue;
             }
             let taken = self.sets.iter().any(|(s, held)| *s != source && held.contains_key(pod.uid()));
@@ -336,6 +343,7 @@ impl Dispatcher {
                 Err(refusal) => {
                     warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
                     self.deps.metrics.admission_rejected(&refusal.reason);
+                    self.deps.events.pod_warning(&pod, &refusal.reason, &refusal.message);
                     entry.mark(
                         StepKind::Admit,
                         "",

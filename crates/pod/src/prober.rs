@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::attempt::Target;
+use crate::events::Events;
 use crate::ports::{Clock, Random, Tasks};
 use crate::registry::{PodEntry, WorkerState};
 
@@ -37,6 +38,7 @@ pub struct Prober {
     tasks: Tasks,
     clock: Clock,
     random: Random,
+    events: Events,
     began: tokio::time::Instant,
     containers: Mutex<HashMap<String, Probed>>,
 }
@@ -51,12 +53,19 @@ struct Probed {
 
 impl Prober {
     /// A prober without containers.
-    pub fn new(runtime: Arc<dyn RuntimeMutator>, tasks: Tasks, clock: Clock, random: Random) -> Arc<Self> {
+    pub fn new(
+        runtime: Arc<dyn RuntimeMutator>,
+        tasks: Tasks,
+        clock: Clock,
+        random: Random,
+        events: Events,
+    ) -> Arc<Self> {
         Arc::new(Self {
             runtime,
             tasks,
             clock,
             random,
+            events,
             began: tokio::time::Instant::now(),
             containers: Mutex::new(HashMap::new()),
         })
@@ -273,10 +282,12 @@ impl ProbeTask {
                         "ProbeWarning: {} probe warning: {text}",
                         self.kind.as_str()
                     );
+                    self.event("ProbeWarning", &format!("{} probe warning: {text}", self.kind.as_str()));
                     return Some(true);
                 }
                 Ok(attempt::Answer::Failure(text)) => {
                     warn!(container = self.target.spec.name, "Unhealthy: {} probe failed: {text}", self.kind.as_str());
+                    self.event("Unhealthy", &format!("{} probe failed: {text}", self.kind.as_str()));
                     return Some(false);
                 }
                 Err(e) => error = e,
@@ -288,6 +299,17 @@ impl ProbeTask {
             "{} probe errored and resulted in unknown state",
             self.kind.as_str()
         );
+        self.event(
+            "Unhealthy",
+            &format!("{} probe errored and resulted in unknown state: {error}", self.kind.as_str()),
+        );
         None
+    }
+
+    fn event(&self, reason: &str, message: &str) {
+        let pod = self.entry.view().desired.clone();
+        if let Some(pod) = pod {
+            self.prober.events.warning(&pod, &self.target.spec.name, reason, message);
+        }
     }
 }

@@ -33,19 +33,29 @@ pub(crate) fn name(flags: &Flags) -> Result<String, Box<dyn Error + Send + Sync>
 
 /// The node's addresses, main one first. Unknown in a host without routes, which is no fault in standalone mode.
 pub(crate) fn addresses(flags: &Flags, name: &str) -> Vec<IpAddr> {
-    let given: Vec<IpAddr> =
-        flags.node_ip().into_iter().flat_map(|ips| ips.split(',')).filter_map(|ip| ip.trim().parse().ok()).collect();
+    find_addresses(&flags.node_ips(), name).unwrap_or_else(|reason| {
+        info!(reason, "The node's address is not known");
+        Vec::new()
+    })
+}
+
+/// The addresses that `--node-ip` gives, else the one that the host's name or its default route leads to.
+pub(crate) fn find_addresses(given: &[IpAddr], name: &str) -> Result<Vec<IpAddr>, String> {
     let chosen: Vec<IpAddr> = given.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     if !chosen.is_empty() {
-        return chosen;
+        return Ok(chosen);
     }
     let prefer_v6 = given.first().is_some_and(IpAddr::is_ipv6);
-    match host::proc::detect_node_ip(Path::new(PROC), Path::new(SYS), name, prefer_v6) {
-        Ok(ip) => vec![ip],
-        Err(e) => {
-            info!(reason = e.full(), "The node's address is not known");
-            Vec::new()
-        }
+    let found = host::proc::detect_node_ip(Path::new(PROC), Path::new(SYS), name, prefer_v6);
+    found.map(|ip| vec![ip]).map_err(|e| e.full())
+}
+
+/// This machine's architecture as Kubernetes names it.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
     }
 }
 
@@ -215,11 +225,7 @@ pub(crate) fn admission_facts(
     node: &Resources,
     groups_policy: bool,
 ) -> admission::NodeFacts {
-    let arch = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
+    let arch = architecture();
     let mut labels: BTreeMap<String, String> = flags.node_labels();
     for (key, value) in [
         ("kubernetes.io/hostname", name),

@@ -32,7 +32,7 @@ use pod::prober::Prober;
 use pod::registry::Registry;
 use pod::settings::Settings;
 use pod::source::{self, SourceUpdate, StaticContext};
-use pod::status::{Mirrors, StatusQueue};
+use pod::status::{Mirrors, StatusQueue, StatusWriter};
 use pod::worker::PodDeps;
 use serve::{Bound, Checks, Health, Server};
 use telemetry::LogLimiter;
@@ -41,9 +41,11 @@ use telemetry::metrics::{BuildInfo, Metrics};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::join::Cluster;
 use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
+use crate::node_object::{self, Parts};
 use crate::version;
 use crate::view::View;
 
@@ -86,6 +88,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
 
     make_directories(&flags, &config)?;
     let runtime = Runtime::connect(&config, &gates, &metrics).await?;
+    let tasks = Tasks::default();
+    let cluster = Cluster::connect(&flags, &config, &node_name, &tasks)?;
     let addresses = node::addresses(&flags, &node_name);
     let facts = node::resources(&config, &flags)?;
     let kubepods = resources::kubepods_name(&config.cgroup_root);
@@ -108,7 +112,6 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
 
     let clock = Clock::system();
     let random = Random::from_os();
-    let tasks = Tasks::default();
     let registry = Arc::new(Registry::default());
     let pleg = pod::pleg::start(runtime.reader.clone(), registry.clone(), clock.clone(), metrics.clone(), &tasks);
     if !config.pod_cidr.is_empty() {
@@ -154,7 +157,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         cgroups_per_qos: config.cgroups_per_qos,
         kubepods,
         pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
-        status_host_ips: Vec::new(),
+        // Standalone, Go's kubelet knows of no address of its node.
+        status_host_ips: if cluster.is_some() { addresses.clone() } else { Vec::new() },
         recursive_read_only: runtime.recursive_read_only,
         agent_started: clock.now(),
         forget_on_restart: gates.enabled(Gate::ChangeContainerStatusOnKubeletRestart),
@@ -168,8 +172,9 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         clock.clone(),
         &tasks,
     );
-    let queue = StatusQueue::default();
+    let queue = if cluster.is_some() { StatusQueue::watched() } else { StatusQueue::default() };
     let mirrors = Mirrors::new(queue.clone());
+    let events = cluster.as_ref().map_or_else(Events::default, |c| Events::to(Arc::new(c.recorder.clone())));
     let deps = Arc::new(PodDeps {
         images: Images::new(
             runtime.reader.clone(),
@@ -178,7 +183,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             metrics.clone(),
             pull_limits(&config),
         ),
-        prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone()),
+        prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone(), events.clone()),
         reader: runtime.reader,
         mutator: runtime.mutator,
         host,
@@ -187,14 +192,30 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         random,
         metrics: metrics.clone(),
         registry: registry.clone(),
-        status: queue,
-        events: Events::default(),
+        status: queue.clone(),
+        events,
         health: pleg.health.clone(),
         limiter: LogLimiter::new(Duration::from_secs(60)),
         settings,
     });
-    let (sets_tx, sets) = mpsc::channel(16);
-    let sources = sources(&config, &gates, &node_name, &clock, sets_tx, &tasks)?;
+    let (updates_tx, updates) = mpsc::channel(16);
+    let mut sources = sources(&config, &gates, &node_name, &clock, updates_tx.clone(), &tasks)?;
+    if let Some(cluster) = &cluster {
+        let parts = Parts {
+            runtime: deps.reader.clone(),
+            health: pleg.health.clone(),
+            clock: clock.clone(),
+            random: deps.random.clone(),
+        };
+        let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
+        let api = Arc::new(cluster.client.clone());
+        let writer =
+            StatusWriter::new(api, registry.clone(), mirrors.clone(), queue, handles.node.clone(), deps.random.clone());
+        let stopped = tasks.clone();
+        tasks.spawn(async move { writer.run(&stopped).await });
+        sources.push(PodSource::Api);
+        cluster.follow_pods(&node_name, handles.node, mirrors.clone(), clock.clone(), updates_tx, &tasks);
+    }
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     let view: Arc<View> = Arc::new(View {
         node_name,
@@ -205,7 +226,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         configz: config::configz(&config),
     });
     let servers = bind(&config, &flags, view, metrics, log).await?;
-    tasks.spawn(dispatcher.run(sets));
+    tasks.spawn(dispatcher.run(updates));
     Ok(Running { tasks, servers })
 }
 

@@ -65,6 +65,8 @@ impl Worker {
             if let Some(at) = deadline(pod, &observed)
                 && self.deps.clock.now() >= at
             {
+                let text = "Pod was active on the node longer than the specified deadline";
+                self.deps.events.pod_normal(pod, "DeadlineExceeded", text);
                 self.ending = Some(EndReason::DeadlineExceeded);
                 return Next::Ended;
             }
@@ -72,7 +74,7 @@ impl Worker {
                 return Next::Ended;
             }
             let plan = self.plan(pod, &observed);
-            if self.note_waits(&plan) {
+            if self.note_waits(pod, &plan) {
                 // Not only when the wait is over: what is waited for is shown from its beginning.
                 self.publish(pod, &observed);
             }
@@ -228,6 +230,7 @@ impl Worker {
         if needs_network && let Some(why) = network {
             let text = format!("network is not ready: {why}");
             self.entry.mark(StepKind::Network, "", StepResult::Failed(text.clone()), self.deps.clock.now());
+            self.deps.events.pod_warning(pod, "NetworkNotReady", &text);
             self.note_failure("network", &text);
             return Err(self.retry(NETWORK_RETRY));
         }
@@ -260,7 +263,11 @@ impl Worker {
             self.step(StepKind::Cgroup, "", async {
                 deps.host.ensure_cgroup(&name, &values).await.map_err(|e| e.chain())
             })
-            .await?;
+            .await
+            .inspect_err(|e| {
+                let text = format!("unable to ensure pod container exists: {e}");
+                deps.events.pod_warning(pod, "FailedCreatePodContainer", &text);
+            })?;
             deps.metrics.cgroup_operation("create", begin.elapsed());
         }
         self.step(StepKind::Directories, "", async {
@@ -269,10 +276,12 @@ impl Worker {
                 .await
                 .map_err(|e| format!("error making pod data directories: {}", e.chain()))
         })
-        .await?;
+        .await
+        .inspect_err(|e| deps.events.pod_warning(pod, "Failed", e))?;
         let payloads = self.payloads(pod)?;
         self.step(StepKind::Volumes, "", async { deps.host.mount_volumes(pod, &payloads).await.map_err(|e| e.chain()) })
             .await
+            .inspect_err(|e| deps.events.pod_warning(pod, "FailedMount", e))
     }
 
     /// What downwardAPI volumes show.
@@ -327,6 +336,10 @@ impl Worker {
     /// Carries out one plan, stage by stage.
     async fn execute(&mut self, pod: &DesiredPod, mut observed: ObservedPod, plan: &Plan) -> Result<(), String> {
         if plan.kill_pod {
+            if matches!(plan.sandbox, SandboxStep::Create { .. }) && !observed.sandboxes.is_empty() {
+                let text = "Pod sandbox changed, it will be killed and re-created.";
+                self.deps.events.pod_normal(pod, "SandboxChanged", text);
+            }
             self.kill_pod(pod, &observed).await?;
             // What was alive is gone: what follows must look again.
             if !matches!(plan.sandbox, SandboxStep::Create { .. }) {

@@ -154,12 +154,17 @@ impl Worker {
     }
 
     /// Notes what the plan waits for; true when something waits that did not.
-    pub(crate) fn note_waits(&mut self, plan: &Plan) -> bool {
+    pub(crate) fn note_waits(&mut self, pod: &DesiredPod, plan: &Plan) -> bool {
         let mut news = false;
         let mut waits: Vec<String> = Vec::new();
         for w in &plan.waiting {
             let until = w.until.map_or_else(String::new, |t| format!(" until {t:.0}"));
             waits.push(format!("container \"{}\": {}{until}", w.name, w.reason));
+            if w.reason == "CrashLoopBackOff" {
+                let text =
+                    format!("Back-off restarting failed container {} in pod {}", w.name, decide::config::pod_text(pod));
+                self.deps.events.warning(pod, &w.name, "BackOff", &text);
+            }
             let problem = (w.reason.to_owned(), w.message.clone());
             news |= self.problems.insert(w.name.clone(), problem.clone()) != Some(problem);
         }

@@ -33,11 +33,31 @@ pub(crate) struct StartFailure {
     pub(crate) retry_at: Option<jiff::Timestamp>,
     /// False when the pod is to end and the start was given up for it.
     pub(crate) report: bool,
+    /// CRI id of the container that it is about; an event says the container's name instead, so that those of one kind are counted together.
+    id: Option<String>,
+    /// The image puller's own words went before: its event is the reason alone.
+    image: bool,
 }
 
 impl StartFailure {
     fn new(reason: &str, message: impl Into<String>) -> Self {
-        Self { reason: reason.to_owned(), message: message.into(), retry_at: None, report: true }
+        Self {
+            reason: reason.to_owned(),
+            message: message.into(),
+            retry_at: None,
+            report: true,
+            id: None,
+            image: false,
+        }
+    }
+
+    /// The text of the event.
+    fn event(&self, container: &str) -> String {
+        match &self.id {
+            _ if self.image => format!("Error: {}", self.reason),
+            Some(id) => format!("Error: {}", self.message.replace(id, container)),
+            None => format!("Error: {}", self.message),
+        }
     }
 }
 
@@ -49,7 +69,7 @@ impl From<ConfigError> for StartFailure {
 
 impl From<ImageProblem> for StartFailure {
     fn from(p: ImageProblem) -> Self {
-        Self { retry_at: p.retry_at, ..Self::new(p.reason, p.message) }
+        Self { retry_at: p.retry_at, image: true, ..Self::new(p.reason, p.message) }
     }
 }
 
@@ -100,6 +120,7 @@ impl Worker {
             let key = format!("dns {} {}", pod.uid(), warning.message);
             if self.deps.limiter.allow(&key, std::time::Instant::now()).is_some() {
                 warn!(pod = pod.full_name(), reason = warning.reason, "{}", warning.message);
+                self.deps.events.pod_warning(pod, warning.reason, &warning.message);
             }
         }
         Ok(made.config)
@@ -117,7 +138,9 @@ impl Worker {
         }
         made.map_err(|e| {
             warn!(pod = pod.full_name(), uid = %pod.uid(), err = e, "FailedCreatePodSandBox: Failed to create pod sandbox");
-            format!("Failed to create pod sandbox: {e}")
+            let text = format!("Failed to create pod sandbox: {e}");
+            self.deps.events.pod_warning(pod, "FailedCreatePodSandBox", &text);
+            text
         })
     }
 
@@ -154,6 +177,7 @@ impl Worker {
                         "Container cannot be started"
                     );
                 }
+                self.deps.events.warning(pod, &start.name, "Failed", &failure.event(&start.name));
                 self.problems.insert(start.name.clone(), (failure.reason.clone(), failure.message.clone()));
                 match failure.retry_at {
                     Some(retry_at) => {
@@ -199,12 +223,14 @@ impl Worker {
             .step(StepKind::Create, name, deps.mutator.create_container(sandbox_id, request, sandbox.clone()))
             .await
             .map_err(|e| StartFailure::new("CreateContainerError", e))?;
+        deps.events.normal(pod, name, "Created", "Container created");
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
         self.still_wanted()?;
         self.step(StepKind::Start, name, deps.mutator.start_container(&id))
             .await
-            .map_err(|e| StartFailure::new("RunContainerError", e))?;
+            .map_err(|e| StartFailure { id: Some(id.clone()), ..StartFailure::new("RunContainerError", e) })?;
+        deps.events.normal(pod, name, "Started", "Container started");
         info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
         if let Err(e) = deps.host.link_log(pod, name, &id, restart_count).await {
             warn!(pod = pod.full_name(), container = name, err = e.chain(), "Log link cannot be made");
@@ -388,6 +414,7 @@ impl Worker {
             return Err(StartFailure { report: false, ..StartFailure::new("", reason) });
         }
         warn!(pod = pod.full_name(), container = name, err = reason, "FailedPostStartHook: PostStartHook failed");
+        self.deps.events.warning(pod, name, "FailedPostStartHook", "PostStartHook failed");
         self.entry.view().last_kill.insert(id.to_owned(), "postStart hook");
         let grace = decide::terminate::container_grace(
             pod.meta().deletion_grace_period_seconds,

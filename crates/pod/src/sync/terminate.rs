@@ -50,7 +50,13 @@ impl Worker {
             () = shorter_grace(&mut newer, grace) => false,
             result = self.stop_all(pod.as_ref(), &observed, &plan) => match result {
                 Ok(()) => true,
-                Err(reason) => { self.note_failure("stop", &reason); false }
+                Err(reason) => {
+                    if let Some(pod) = &pod {
+                        self.deps.events.pod_warning(pod, "FailedKillPod", &format!("error killing pod: {reason}"));
+                    }
+                    self.note_failure("stop", &reason);
+                    false
+                }
             },
         };
         if !finished {
@@ -98,6 +104,11 @@ impl Worker {
         };
         if !plan.containers.is_empty() {
             info!(pod = self.name(), containers = plan.containers.len(), reason, "Killing containers of the pod");
+        }
+        for stop in &plan.containers {
+            if let Some(pod) = pod {
+                self.deps.events.normal(pod, &stop.name, "Killing", &format!("Stopping container {}", stop.name));
+            }
         }
         self.stop_containers(pod, observed, &plan.containers).await?;
         let sandboxes = plan.sandboxes.iter().map(|id| {
@@ -181,11 +192,11 @@ impl Worker {
         let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
         let outcome = match serde_json::from_str::<LifecycleHandler>(hook) {
             Ok(handler) => {
-                let pod = pod.map_or_else(|| self.name(), decide::config::pod_text);
+                let named = pod.map_or_else(|| self.name(), decide::config::pod_text);
                 let context = HookContext {
                     runtime: &*self.deps.mutator,
                     container_id: &stop.id,
-                    place: hooks::place(&stop.name, &pod),
+                    place: hooks::place(&stop.name, &named),
                     spec,
                     pod_ip: ip.as_deref(),
                 };
@@ -197,6 +208,9 @@ impl Worker {
         };
         if let Err(reason) = outcome {
             warn!(pod = self.name(), container = stop.name, err = reason, "FailedPreStopHook: PreStopHook failed");
+            if let Some(pod) = pod {
+                self.deps.events.warning(pod, &stop.name, "FailedPreStopHook", "PreStopHook failed");
+            }
         }
     }
 
@@ -213,6 +227,7 @@ impl Worker {
             .iter()
             .map(|k| {
                 info!(pod = self.name(), container = k.name, reason = ?k.reason, "Killing: {}", k.message);
+                self.deps.events.normal(pod, &k.name, "Killing", &k.message);
                 self.entry.view().last_kill.insert(k.id.clone(), why(k.reason));
                 let grace = decide::terminate::container_grace(deletion, k.grace, spec);
                 let container = observed.containers.iter().find(|c| c.id == k.id);

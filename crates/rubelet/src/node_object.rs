@@ -1,0 +1,150 @@
+//! The node as the API server is to know it: gathers what [`node::start`] works with.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::Client;
+use cluster::events::Recorder;
+use config::{Flags, KubeletConfiguration};
+use cri::RuntimeReader;
+use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
+use model::api::ObjectReference;
+use node::{NodeConfig, NodeEvents, NodeHandles, NodePorts};
+use pod::pleg::Health;
+use pod::ports::{Clock, Random, Tasks};
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::join::Cluster;
+use crate::node::{self as facts, Resources};
+use crate::version;
+
+/// Tells events about the node to the API server. Go refers to a node by its name also where the UID stands.
+struct Events {
+    recorder: Recorder,
+    about: ObjectReference,
+}
+
+impl NodeEvents for Events {
+    fn event(&self, event: &NodeEvent) {
+        self.recorder.event(&self.about, event.kind.as_str(), event.reason, &event.message);
+    }
+}
+
+/// Parts of the agent that the node's tasks look at.
+pub(crate) struct Parts {
+    pub(crate) runtime: Arc<dyn RuntimeReader>,
+    pub(crate) health: watch::Receiver<Health>,
+    pub(crate) clock: Clock,
+    pub(crate) random: Random,
+}
+
+/// Starts the tasks of the node's object, status and lease.
+pub(crate) fn start(
+    cluster: &Cluster,
+    flags: &Flags,
+    config: &KubeletConfiguration,
+    name: &str,
+    resources: &Resources,
+    parts: Parts,
+    tasks: &Tasks,
+) -> NodeHandles {
+    let settings = NodeConfig {
+        identity: identity(flags, config, name),
+        register: config.register_node,
+        update_period: config.node_status_update_frequency,
+        report_period: config.node_status_report_frequency,
+        max_images: config.node_status_max_images,
+        lease_duration: Duration::from_secs(u64::try_from(config.node_lease_duration_seconds).unwrap_or(40)),
+        local_storage: config.local_storage_capacity_isolation,
+        // None of the features that a scheduler asks nodes for is there yet.
+        declared_features: Vec::new(),
+    };
+    let client = cluster.client.clone();
+    // A heartbeat must not stand behind other requests in the queue.
+    let heartbeat = Arc::new(client.with_deadline(settings.heartbeat_deadline()).with_limit(0.0, 0));
+    let about = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(name.to_owned()),
+        ..ObjectReference::default()
+    };
+    let events = Arc::new(Events { recorder: cluster.recorder.clone(), about });
+    events.event(&NodeEvent::starting());
+    let ports = NodePorts {
+        nodes: Arc::new(client.clone()),
+        heartbeat: heartbeat.clone(),
+        leases: heartbeat,
+        collection: Arc::new(client.clone()),
+        cut_connections: cut(client),
+        runtime: parts.runtime,
+        health: parts.health,
+        images_changed: watch::channel(0).1,
+        machine: watch::channel(Arc::new(machine(resources))).1,
+        addresses: addresses(flags, name),
+        pressures: watch::channel(Pressures::default()).1,
+        not_ready: watch::channel(Vec::new()).1,
+        volumes_in_use: watch::channel(Arc::default()).1,
+        events,
+        clock: parts.clock,
+        random: parts.random,
+    };
+    node::start(settings, ports, tasks)
+}
+
+fn cut(client: Client) -> Arc<dyn Fn() + Send + Sync> {
+    Arc::new(move || client.close_connections())
+}
+
+fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str) -> Identity {
+    let hostname = match flags.hostname_override() {
+        Some(_) => name.to_owned(),
+        None => host::proc::hostname().unwrap_or_else(|_| name.to_owned()),
+    };
+    Identity {
+        name: name.to_owned(),
+        labels: flags.node_labels(),
+        taints: config.register_with_taints.clone(),
+        provider_id: config.provider_id.clone(),
+        external_cloud: flags.cloud_provider() == "external",
+        node_ips: flags.node_ips(),
+        hostname,
+        architecture: facts::architecture().to_owned(),
+        kubelet_version: version::KUBERNETES.to_owned(),
+        port: config::port_number(config.port),
+        controller_attaches: config.enable_controller_attach_detach,
+        reset_extended_resources: true,
+    }
+}
+
+fn machine(resources: &Resources) -> MachineFacts {
+    let (root, proc, sys) = (Path::new("/"), Path::new(facts::PROC), Path::new(facts::SYS));
+    let known = |what: &str, read: host::Result<String>| {
+        read.unwrap_or_else(|e| {
+            warn!(err = e.full(), "The node's {what} is not known");
+            String::new()
+        })
+    };
+    MachineFacts {
+        capacity: resources.capacity.clone(),
+        allocatable: resources.allocatable.clone(),
+        machine_id: known("machine id", host::proc::machine_id(root)),
+        system_uuid: known("system UUID", host::proc::system_uuid(sys, proc, root)),
+        boot_id: known("boot id", host::proc::boot_id(proc)),
+        kernel_version: host::proc::kernel_version(),
+        os_image: known("operating system", host::proc::os_image(root)),
+        swap: resources.memory.swap_total,
+    }
+}
+
+/// Finds the addresses anew at each call: a lease may run out, a network come late.
+fn addresses(flags: &Flags, name: &str) -> node::FindAddresses {
+    let (given, name) = (flags.node_ips(), name.to_owned());
+    let hostname = name.clone();
+    Arc::new(move || {
+        let ips: Vec<IpAddr> = facts::find_addresses(&given, &name)?;
+        Ok(NodeAddresses { ips, hostname: hostname.clone() })
+    })
+}
