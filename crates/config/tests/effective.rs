@@ -266,7 +266,6 @@ fn all_errors_are_told_and_the_rest_is_used() {
     assert_eq!(
         found,
         [
-            "--kubeconfig",
             "address",
             "allowedUnsafeSysctls",
             "authentication.anonymous.enabled",
@@ -307,7 +306,7 @@ fn unsupported_things_are_named() {
     let base = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
     let loaded = with_file(
         &format!("{base}cpuManagerPolicy: static\nshutdownGracePeriod: 10s\nfeatureGates: {{PodsAPI: true}}\n"),
-        &["--cloud-provider=external"],
+        &["--runtime-cgroups=/runtime"],
     );
     let told: Vec<_> = loaded.findings.iter().map(|f| (f.severity, f.path.as_str())).collect();
     assert_eq!(
@@ -316,7 +315,7 @@ fn unsupported_things_are_named() {
             (Severity::Error, "cpuManagerPolicy"),
             (Severity::Warning, "shutdownGracePeriod"),
             (Severity::Warning, "featureGates.PodsAPI"),
-            (Severity::Warning, "--cloud-provider"),
+            (Severity::Warning, "--runtime-cgroups"),
         ]
     );
     let quiet = with_file(

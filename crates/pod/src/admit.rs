@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use decide::admission::{Ledger, NodeFacts, Refusal, Rules};
+use decide::resources::ResourceList;
 use manifest::checkpoint::{self, PodAllocation};
-use model::api::ResourceRequirements;
+use model::api::{Node, ResourceRequirements, Taint};
 use model::pod::{ContainerKind, DesiredPod, PodUid};
+use model::quantity::Quantity;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
@@ -28,11 +30,19 @@ pub const ACTUATED: &str = "actuated_pods_state";
 const ACTUATED_DELAY: Duration = Duration::from_millis(200);
 
 enum Request {
+    Node(Box<Seen>),
     Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<(), Refusal>>>),
     Actuated(PodUid, String, Box<ResourceRequirements>),
     Ended(PodUid),
     Release(PodUid),
     Retain(BTreeSet<PodUid>),
+}
+
+/// What the Node object at the API server says that admission goes by.
+struct Seen {
+    labels: BTreeMap<String, String>,
+    taints: Vec<Taint>,
+    allocatable: ResourceList,
 }
 
 /// The way to the ledger's owner.
@@ -54,6 +64,17 @@ impl AdmitHandle {
                 ]
             }
         }
+    }
+
+    /// From now on the node is as its object at the API server says: others may have labelled or tainted it, or given it resources.
+    pub async fn node(&self, node: &Node) {
+        let allocatable = node.status.as_ref().and_then(|s| s.allocatable.clone()).unwrap_or_default();
+        let seen = Seen {
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            taints: node.spec.as_ref().and_then(|s| s.taints.clone()).unwrap_or_default(),
+            allocatable: allocatable.iter().filter_map(|(name, q)| Some((name.clone(), Quantity::of(q).ok()?))).collect(),
+        };
+        let _ = self.0.send(Request::Node(Box::new(seen))).await;
     }
 
     /// Notes the resources that a container was created with.
@@ -176,6 +197,12 @@ impl Admitter {
                 // Written before the worker may act on it.
                 self.save().await;
                 let _ = reply.send(verdicts);
+            }
+            Request::Node(seen) => {
+                self.node.labels = seen.labels;
+                self.node.taints = seen.taints;
+                // What the object does not tell yet is as this host found it.
+                self.node.allocatable.extend(seen.allocatable);
             }
             Request::Actuated(uid, container, resources) => {
                 let level = self.allocated.get(uid.as_str()).and_then(|pod| pod.pod_level.clone());

@@ -12,6 +12,7 @@ use cluster::pki::{Bootstrap, CertManager, FileStore, Purpose};
 use cluster::{Backoff, Client, ClientOptions, ClusterConfig, Reflector, Scope};
 use config::{Flags, KubeletConfiguration};
 use model::api::Node;
+use pod::admit::AdmitHandle;
 use pod::ports::{Clock, Tasks};
 use pod::source::{self, SourceUpdate};
 use pod::status::Mirrors;
@@ -80,11 +81,13 @@ impl Cluster {
         Ok(Some(Self { client, recorder }))
     }
 
-    /// Follows the pods that are bound to the node. Begins when the node's object is known: before that nobody can say which of them it may run.
+    /// Follows the pods that are bound to the node. Begins when the node's object is known, and admission knows it: before that nobody can say
+    /// which of them it may run.
     pub(crate) fn follow_pods(
         &self,
         node_name: &str,
         mut node: watch::Receiver<Option<Arc<Node>>>,
+        admit: AdmitHandle,
         mirrors: Mirrors,
         clock: Clock,
         out: mpsc::Sender<SourceUpdate>,
@@ -98,11 +101,31 @@ impl Cluster {
         );
         let stop = tasks.stop().clone();
         tasks.spawn(async move {
+            let known = async {
+                loop {
+                    let newest = node.borrow_and_update().clone();
+                    if let Some(newest) = newest {
+                        admit.node(&newest).await;
+                        return true;
+                    }
+                    if node.changed().await.is_err() {
+                        return false;
+                    }
+                }
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
-                known = node.wait_for(Option::is_some) => if known.is_err() { return },
+                known = known => if !known { return },
             }
-            reflector.run(stop).await;
+            let later = async {
+                while node.changed().await.is_ok() {
+                    let newest = node.borrow_and_update().clone();
+                    if let Some(newest) = newest {
+                        admit.node(&newest).await;
+                    }
+                }
+            };
+            tokio::join!(reflector.run(stop.clone()), async { tokio::select! { () = stop.cancelled() => {}, () = later => {} } });
         });
         let stop = tasks.stop().clone();
         tasks.spawn(async move {
