@@ -20,6 +20,8 @@ mod status;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cri::port::{CriResult, RuntimeReader};
-use decide::node::{NodeAddresses, NodeRuntime, container_images};
+use decide::node::{NodeAddresses, NodeRuntime, container_images, runtime_version};
 use pod::pleg::Health;
 use pod::ports::Tasks;
 use tokio::sync::watch;
@@ -119,7 +119,7 @@ async fn look(reader: &dyn RuntimeReader, max_images: i32) -> Result<NodeRuntime
     let status = answer(reader.status(false)).await?;
     let images = answer(reader.list_images(None)).await?;
     Ok(NodeRuntime {
-        version: format!("{}://{}", version.runtime_name, version.runtime_version),
+        version: runtime_version(&version.runtime_name, &version.runtime_version),
         handlers: status.runtime_handlers,
         features: status.features,
         images: Some(container_images(images, max_images)),

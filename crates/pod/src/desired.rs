@@ -434,6 +434,8 @@ impl Dispatcher {
             self.all_seen.send_replace(true);
             self.end_orphans();
             self.housekeeping().await;
+        } else if !complete {
+            self.end_orphans();
         }
     }
 
@@ -445,11 +447,12 @@ impl Dispatcher {
         };
         // A pass that was under way when the worker finished may still show what the worker removed; the next one does not.
         self.ended.retain(|_, at| pass < *at + 2);
-        if !*self.all_seen.borrow() {
-            return;
-        }
+        // Whether somebody wants a static pod is known when the static sources have spoken: one that was removed ends also while the API
+        // server cannot be reached. All others wait for every source.
+        let all_seen = *self.all_seen.borrow();
+        let statics_seen = self.expected.iter().all(|s| *s == PodSource::Api || self.seen.contains(s));
         for pod in runtime.iter() {
-            if self.is_orphan(pod) {
+            if (all_seen || pod.is_static && statics_seen) && self.is_orphan(pod) {
                 self.start_orphan(pod);
             }
         }
@@ -509,7 +512,7 @@ impl Dispatcher {
         }
         // A worker of its own takes each away: a volume that hangs must hold up nobody else.
         for uid in found {
-            let pod = RuntimePod { name: uid.to_string(), namespace: String::new(), uid, alive: false };
+            let pod = RuntimePod { name: uid.to_string(), namespace: String::new(), uid, alive: false, is_static: false };
             let listed = self.runtime.borrow().pods.iter().any(|p| p.uid == pod.uid);
             if !listed && self.is_orphan(&pod) {
                 info!(uid = %pod.uid, "Orphaned pod found, cleaning up its directory and cgroup");

@@ -58,6 +58,8 @@ pub struct RuntimePod {
     pub name: String,
     /// True when a container runs or a sandbox is ready.
     pub alive: bool,
+    /// It came from a file or a URL, as its sandbox says.
+    pub is_static: bool,
 }
 
 /// Every pod that the runtime showed in the last pass.
@@ -301,10 +303,13 @@ impl Pleg {
         };
         let fresh = Fingerprint::new(&sandboxes, &containers);
         let changed: Vec<PodUid> = decide::pleg::diff(&self.last, &fresh).into_keys().collect();
+        let fixed: HashSet<PodUid> =
+            sandboxes.iter().filter(|s| decide::observe::is_static(s)).filter_map(decide::observe::sandbox_uid).collect();
         let pods: Vec<RuntimePod> = decide::observe::group(&sandboxes, &containers)
             .into_values()
             .map(|pod| RuntimePod {
                 alive: pod.anything_alive(),
+                is_static: fixed.contains(&pod.uid),
                 uid: pod.uid,
                 namespace: pod.namespace,
                 name: pod.name,

@@ -16,6 +16,7 @@
 //! Every test is `#[ignore = "…"]`, so that a plain `cargo test` says what it did not run. A test that finds out that this machine
 //! cannot run it says so with [`skip!`]. `RUBELET_BIN` names another program under test, as the Go kubelet. The logs of a failed test's node are kept in `target/e2e`.
 
+pub mod cluster;
 mod node;
 mod pods;
 mod registry;

@@ -103,14 +103,8 @@ impl Node {
     #[track_caller]
     pub fn prepare(options: Options) -> Self {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = || std::env::var_os("RUBELET_E2E_CONTAINERD_SOCK").map(PathBuf::from);
-        let Some(socket) = options.socket.or_else(shared) else {
-            panic!("no containerd: run this test with `cargo xtask test --only e2e`, or on a `cargo xtask containerd`");
-        };
-        let stage = socket.parent().unwrap_or(Path::new("/")).to_owned();
-        let Some(taken) = must("the stage's record", rig::Record::read(&stage)).host else {
-            panic!("{} is not a stage", stage.display());
-        };
+        let socket = options.socket.unwrap_or_else(socket);
+        let (stage, taken) = taken(&socket);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", std::process::id());
         let dir = stage.join("nodes").join(&name);
@@ -520,9 +514,8 @@ impl Node {
     }
 
     /// Keeps what tells why a test failed.
-    fn keep(&self) {
-        let name = std::thread::current().name().unwrap_or("test").replace("::", "-");
-        let to = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/e2e")).join(name);
+    pub fn keep(&self, test: &str) {
+        let to = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/e2e")).join(test.replace("::", "-"));
         let _ = fs::create_dir_all(&to);
         for file in ["kubelet.log", "config.json"] {
             let _ = fs::copy(self.dir.join(file), to.join(file));
@@ -536,7 +529,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {
-            self.keep();
+            self.keep(std::thread::current().name().unwrap_or("test"));
         }
         self.wipe_runtime();
         rig::remove_log_links(&self.dir);
@@ -547,6 +540,31 @@ impl Drop for Node {
             }
         }
     }
+}
+
+/// The socket of the containerd that all tests share.
+#[track_caller]
+fn socket() -> PathBuf {
+    let Some(socket) = std::env::var_os("RUBELET_E2E_CONTAINERD_SOCK") else {
+        panic!("no containerd: run this test with `cargo xtask test --only e2e`, or on a `cargo xtask containerd`");
+    };
+    socket.into()
+}
+
+/// The stage of a containerd, and what it took of the host.
+#[track_caller]
+fn taken(socket: &Path) -> (PathBuf, rig::Taken) {
+    let stage = socket.parent().unwrap_or(Path::new("/")).to_owned();
+    match must("the stage's record", rig::Record::read(&stage)).host {
+        Some(taken) => (stage, taken),
+        None => panic!("{} is not a stage", stage.display()),
+    }
+}
+
+/// The address of the host on the network of the shared stage's pods.
+#[track_caller]
+pub(crate) fn address() -> String {
+    taken(&socket()).1.gateway()
 }
 
 /// `RUBELET_BIN`, or the binary of the profile that this test was built in.

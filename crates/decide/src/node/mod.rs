@@ -9,6 +9,7 @@ mod event;
 mod image;
 mod object;
 mod status;
+mod version;
 
 #[cfg(test)]
 mod tests;
@@ -19,3 +20,4 @@ pub use event::{EventKind, NodeEvent};
 pub use image::{MAX_NAMES, container_images};
 pub use object::{Identity, initial, metadata_of_status, reconcile};
 pub use status::{Composed, MachineFacts, NodeRuntime, StatusFacts, changed, compose, missing_capacity};
+pub use version::runtime_version;
