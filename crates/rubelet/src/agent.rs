@@ -70,11 +70,11 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
             Severity::Ok => {}
         }
     }
-    let refusals = node::refusals(&loaded.config, &layout);
-    for reason in &refusals {
+    let refusal = node::refusal(&loaded.config);
+    if let Some(reason) = &refusal {
         error!("{reason}");
     }
-    if loaded.has_errors() || !refusals.is_empty() {
+    if loaded.has_errors() || refusal.is_some() {
         error!("Failed to run kubelet: the configuration or this host must be changed first, see above");
         return ExitCode::FAILURE;
     }

@@ -125,7 +125,9 @@ impl Cluster {
                     }
                 }
             };
-            tokio::join!(reflector.run(stop.clone()), async { tokio::select! { () = stop.cancelled() => {}, () = later => {} } });
+            tokio::join!(reflector.run(stop.clone()), async {
+                tokio::select! { () = stop.cancelled() => {}, () = later => {} }
+            });
         });
         let stop = tasks.stop().clone();
         tasks.spawn(async move {

@@ -144,23 +144,14 @@ fn reserve(text: &str) -> Option<Reserve> {
     }
 }
 
-/// Why this host may not be a node with this configuration, in the Go kubelet's words.
-pub(crate) fn refusals(config: &KubeletConfiguration, layout: &CgroupLayout) -> Vec<String> {
-    let mut reasons = Vec::new();
-    if layout.version == host::cgroup::CgroupVersion::V1 && config.fail_cgroup_v1 {
-        reasons.push(
-            "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed \
-             in a future release. Move the host to cgroup v2, or set failCgroupV1: false"
-                .to_owned(),
-        );
-    }
+/// Why this host may not be a node with this configuration, in the Go kubelet's words; what the configuration itself forbids was found with it.
+pub(crate) fn refusal(config: &KubeletConfiguration) -> Option<String> {
     let swap = host::proc::swap_devices(Path::new(PROC)).unwrap_or_default();
-    if config.fail_swap_on && !swap.is_empty() {
-        reasons.push(format!(
+    (config.fail_swap_on && !swap.is_empty()).then(|| {
+        format!(
             "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false. /proc/swaps contained: {swap:?}"
-        ));
-    }
-    reasons
+        )
+    })
 }
 
 /// What requests to the runtime need to know of the node.

@@ -214,7 +214,15 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let stopped = tasks.clone();
         tasks.spawn(async move { writer.run(&stopped).await });
         sources.push(PodSource::Api);
-        cluster.follow_pods(&node_name, handles.node, admit.clone(), mirrors.clone(), clock.clone(), updates_tx, &tasks);
+        cluster.follow_pods(
+            &node_name,
+            handles.node,
+            admit.clone(),
+            mirrors.clone(),
+            clock.clone(),
+            updates_tx,
+            &tasks,
+        );
     }
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     let view: Arc<View> = Arc::new(View {

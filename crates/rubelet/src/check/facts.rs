@@ -111,6 +111,38 @@ pub(crate) struct PlaceState {
     pub(crate) device: Option<u64>,
 }
 
+/// What the kubeconfig leads to.
+#[derive(Clone, Debug)]
+pub(crate) struct ClusterFacts {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// The server that it names; empty when it cannot be read.
+    pub(crate) server: String,
+    pub(crate) state: ClusterState,
+}
+
+/// What the API server said.
+#[derive(Clone, Debug)]
+pub(crate) enum ClusterState {
+    /// The kubeconfig cannot be used.
+    Unusable(cluster::ClusterError),
+    /// It was not asked, since this node has no name.
+    NoName(String),
+    /// It did not answer, or said no.
+    Refused(cluster::ClusterError),
+    /// It answered.
+    Answers {
+        /// The node's object exists.
+        registered: bool,
+        /// There is no client certificate yet.
+        bootstrap: bool,
+        /// How far its clock is ahead.
+        skew: jiff::SignedDuration,
+        /// End of the client certificate.
+        expires: Option<Timestamp>,
+    },
+}
+
 /// The runtime, as it answers on its socket.
 #[derive(Clone, Debug)]
 pub(crate) struct RuntimeFacts {

@@ -6,6 +6,7 @@
 //!
 //! What is looked at is gathered first, each look with its own deadline; judging is pure, so that every verdict has a test.
 
+mod cluster;
 mod facts;
 mod gather;
 mod judge;
@@ -81,11 +82,13 @@ fn look(args: &[String]) -> std::io::Result<Vec<Finding>> {
     let loaded = config::load(&flags, &HostFiles, &host);
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let runtime_facts = runtime.block_on(runtime::ask(&loaded.config));
+    let node_name = crate::node::name(&flags).map_err(|e| e.to_string());
+    let (runtime_facts, cluster_facts) =
+        runtime.block_on(async { tokio::join!(runtime::ask(&loaded.config), cluster::ask(&flags, &node_name)) });
     runtime.shutdown_background();
     let image_place = runtime_facts.answers.as_ref().and_then(|a| a.image_place.clone());
     let host_facts = gather::host(&flags, &loaded.config, cgroups, image_place);
-    Ok(judge::all(&flags, &problems, &loaded, &host_facts, &runtime_facts))
+    Ok(judge::all(&flags, &problems, &loaded, &host_facts, &runtime_facts, cluster_facts.as_ref()))
 }
 
 /// The flags that can be understood, and what is wrong with the others: one removed flag must not hide everything else.

@@ -1,5 +1,6 @@
 //! Facts in, findings out. Pure: no clock, no files.
 
+mod cluster;
 mod configuration;
 pub(super) mod host;
 mod places;
@@ -10,7 +11,7 @@ mod runtime;
 use config::{FlagProblem, Flags, Loaded};
 use model::report::{Finding, Severity};
 
-use super::facts::{HostFacts, RuntimeFacts};
+use super::facts::{ClusterFacts, HostFacts, RuntimeFacts};
 use super::{error, ok, unknown, warn};
 
 /// Every judgement, in the order in which a person would look.
@@ -20,6 +21,7 @@ pub(super) fn all(
     loaded: &Loaded,
     host_facts: &HostFacts,
     runtime_facts: &RuntimeFacts,
+    cluster_facts: Option<&ClusterFacts>,
 ) -> Vec<Finding> {
     let config = &loaded.config;
     [
@@ -29,6 +31,7 @@ pub(super) fn all(
         host::judge_name(host_facts),
         runtime::judge(runtime_facts),
         runtime::judge_driver(runtime_facts, host_facts, config),
+        cluster::judge(cluster_facts, config.rotate_certificates, host_facts.clock.now),
         host::judge_cgroups(host_facts, config),
         host::judge_swap(host_facts, config),
         host::judge_kernel(host_facts, config),

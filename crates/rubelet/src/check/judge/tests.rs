@@ -141,7 +141,7 @@ fn a_good_host_has_nothing_but_good_findings() {
     let mut loaded = config::load(&flags, &HostFiles, &host);
     loaded.config = good_config();
     loaded.findings.clear();
-    let found = all(&flags, &[], &loaded, &good_host(), &good_runtime());
+    let found = all(&flags, &[], &loaded, &good_host(), &good_runtime(), None);
     let bad: Vec<_> = found.iter().filter(|f| f.severity != Good).collect();
     assert!(bad.is_empty(), "{bad:#?}");
     let topics: Vec<_> = found.iter().map(|f| f.topic.as_str()).collect();
