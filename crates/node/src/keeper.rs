@@ -64,7 +64,6 @@ pub(crate) fn start(
     );
     let (volumes_reported, receiver) = watch::channel(Arc::default());
     let reports = Reports::new(config.report_period);
-    ports.events.event(&NodeEvent::starting());
     let keeper = Keeper {
         config,
         ports,

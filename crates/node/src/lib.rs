@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::calls::{LeaseApi, NodeApi};
-use cluster::reflect::Collection;
+use cluster::reflect::{Collection, ReflectorStatus};
 use cri::port::RuntimeReader;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::Node;
@@ -107,6 +107,8 @@ pub struct NodePorts {
 pub struct NodeHandles {
     /// The newest Node object as the API server has it; None before it is known, and while there is none.
     pub node: watch::Receiver<Option<Arc<Node>>>,
+    /// How the watch of that object is doing.
+    pub watching: watch::Receiver<ReflectorStatus>,
     /// The volumes that the API server was last told to be in use: a volume may be mounted when it is among them.
     pub volumes_reported: watch::Receiver<Arc<Vec<String>>>,
 }
@@ -121,8 +123,8 @@ impl NodeConfig {
 /// Starts the node's tasks.
 pub fn start(config: NodeConfig, ports: NodePorts, tasks: &Tasks) -> NodeHandles {
     let object = object::start(&config.identity.name, ports.collection.clone(), &ports.random, tasks);
-    let node = object.node();
+    let (node, watching) = (object.node(), object.watching());
     lease::start(&config, &ports, object.clone(), tasks);
     let volumes_reported = keeper::start(config, ports, object, tasks);
-    NodeHandles { node, volumes_reported }
+    NodeHandles { node, watching, volumes_reported }
 }

@@ -91,6 +91,11 @@ fn is_newer(a: &Node, b: &Node) -> bool {
 }
 
 impl NodeObject {
+    /// How its watch is doing.
+    pub(crate) fn watching(&self) -> watch::Receiver<ReflectorStatus> {
+        self.reflector.clone()
+    }
+
     /// The object as it comes in.
     pub(crate) fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
         self.node.subscribe()

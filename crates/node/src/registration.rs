@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster::error::ClusterResult;
 use cluster::{Backoff, patch};
-use decide::node::{initial, reconcile};
+use decide::node::{NodeEvent, initial, reconcile};
 use model::api::{Node, NodeStatus};
 use serde_json::Value;
 
@@ -42,6 +42,10 @@ impl Keeper {
                     self.tell(&composed.events);
                     self.reports.wrote(true, &self.ports.random);
                     self.written(node);
+                    // A new node is seen to become ready, also when it is so from the beginning.
+                    if self.ready {
+                        self.tell(&[NodeEvent::status_is(&name, "NodeReady")]);
+                    }
                     return Ok(());
                 }
                 Err(e) if e.is_already_exists() => {

@@ -33,7 +33,7 @@ async fn a_new_node_costs_few_requests_and_little_when_idle() {
     assert!((5..=6).contains(&count(&requests, "update lease")), "{requests:?}");
     assert_eq!(
         rig.told.take(),
-        ["Starting", "NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]
+        ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
     );
     assert_eq!(rig.conditions(), ["MemoryPressure=False", "DiskPressure=False", "PIDPressure=False", "Ready=True"]);
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cluster::events::Recorder;
 use cluster::pki::key::Template;
 use cluster::pki::{Bootstrap, CertManager, FileStore, Purpose};
+use cluster::reflect::ReflectorStatus;
 use cluster::{Backoff, Client, ClientOptions, ClusterConfig, Reflector, Scope};
 use config::{Flags, KubeletConfiguration};
 use model::api::Node;
@@ -82,7 +83,7 @@ impl Cluster {
     }
 
     /// Follows the pods that are bound to the node. Begins when the node's object is known, and admission knows it: before that nobody can say
-    /// which of them it may run.
+    /// which of them it may run. Gives how the watch is doing.
     pub(crate) fn follow_pods(
         &self,
         node_name: &str,
@@ -92,8 +93,8 @@ impl Cluster {
         clock: Clock,
         out: mpsc::Sender<SourceUpdate>,
         tasks: &Tasks,
-    ) {
-        let (reflector, deltas, _) = Reflector::new(
+    ) -> watch::Receiver<ReflectorStatus> {
+        let (reflector, deltas, status) = Reflector::new(
             Arc::new(self.client.clone()),
             Scope::pods_of_node(node_name),
             DELTAS,
@@ -136,6 +137,7 @@ impl Cluster {
                 () = source::api::run(deltas, mirrors, clock, out) => {}
             }
         });
+        status
     }
 }
 

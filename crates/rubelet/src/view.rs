@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::Client;
+use cluster::reflect::ReflectorStatus;
 use decide::pleg;
 use jiff::Timestamp;
 use model::api::{ContainerState, ContainerStatus, Pod};
@@ -24,8 +26,38 @@ pub(crate) struct View {
     pub(crate) registry: Arc<Registry>,
     pub(crate) health: watch::Receiver<Health>,
     pub(crate) all_seen: watch::Receiver<bool>,
+    /// None in standalone mode.
+    pub(crate) api: Option<ApiView>,
     pub(crate) clock: Clock,
     pub(crate) configz: serde_json::Value,
+}
+
+/// The way to the API server, as its watches show it.
+pub(crate) struct ApiView {
+    pub(crate) client: Client,
+    pub(crate) node: watch::Receiver<ReflectorStatus>,
+    pub(crate) pods: watch::Receiver<ReflectorStatus>,
+}
+
+impl ApiView {
+    fn finding(&self) -> Finding {
+        let server = &self.client.config().server;
+        let (node, pods) = (self.node.borrow(), self.pods.borrow());
+        let error = node.error.as_ref().or(pods.error.as_ref());
+        let (severity, message, fix) = match error {
+            Some(e) => {
+                let what = "look at the API server and at the way to it; rubelet check asks it";
+                let fix = if e.advice.is_empty() { what } else { &e.advice };
+                let severity = if pods.synced { Severity::Warning } else { Severity::Error };
+                (severity, format!("{server}: {}: {}", e.action, e.message), fix.to_owned())
+            }
+            None if pods.synced => {
+                (Severity::Ok, format!("{server} answers; node and pods are watched"), String::new())
+            }
+            None => (Severity::Warning, format!("{server}: the pods of this node are not known yet"), String::new()),
+        };
+        Finding { topic: "API server".to_owned(), severity, message, fix }
+    }
 }
 
 impl NodeView for View {
@@ -57,7 +89,10 @@ impl NodeView for View {
             name: self.node_name.clone(),
             ready: message.is_none(),
             message: message.unwrap_or_else(|| "kubelet is posting ready status".to_owned()),
-            findings: findings(&health, *self.all_seen.borrow(), now),
+            findings: {
+                let api = self.api.as_ref().map(ApiView::finding);
+                api.into_iter().chain(findings(&health, *self.all_seen.borrow(), now)).collect()
+            },
             pods: entries.len(),
             pods_running: entries.iter().filter(|e| all_run(&e.view())).count(),
         }

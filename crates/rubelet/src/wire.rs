@@ -47,7 +47,7 @@ use crate::node;
 use crate::node_host::{NodeHost, Paths};
 use crate::node_object::{self, Parts};
 use crate::version;
-use crate::view::View;
+use crate::view::{ApiView, View};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -200,6 +200,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     });
     let (updates_tx, updates) = mpsc::channel(16);
     let mut sources = sources(&config, &gates, &node_name, &clock, updates_tx.clone(), &tasks)?;
+    let mut api = None;
     if let Some(cluster) = &cluster {
         let parts = Parts {
             runtime: deps.reader.clone(),
@@ -208,13 +209,19 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             random: deps.random.clone(),
         };
         let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
-        let api = Arc::new(cluster.client.clone());
-        let writer =
-            StatusWriter::new(api, registry.clone(), mirrors.clone(), queue, handles.node.clone(), deps.random.clone());
+        let pod_api = Arc::new(cluster.client.clone());
+        let writer = StatusWriter::new(
+            pod_api,
+            registry.clone(),
+            mirrors.clone(),
+            queue,
+            handles.node.clone(),
+            deps.random.clone(),
+        );
         let stopped = tasks.clone();
         tasks.spawn(async move { writer.run(&stopped).await });
         sources.push(PodSource::Api);
-        cluster.follow_pods(
+        let pods = cluster.follow_pods(
             &node_name,
             handles.node,
             admit.clone(),
@@ -223,6 +230,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             updates_tx,
             &tasks,
         );
+        api = Some(ApiView { client: cluster.client.clone(), node: handles.watching, pods });
     }
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     let view: Arc<View> = Arc::new(View {
@@ -230,6 +238,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         registry,
         health: pleg.health,
         all_seen: dispatcher.all_seen(),
+        api,
         clock,
         configz: config::configz(&config),
     });

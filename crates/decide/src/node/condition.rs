@@ -65,7 +65,7 @@ pub(super) fn update(
         None => ("KubeletReady", "kubelet is posting ready status"),
         Some(why) => ("KubeletNotReady", why),
     };
-    // A node that is new has not become ready or not ready: it is so from the beginning.
+    // Of a new node, readiness is told by those who make it.
     if set(conditions, "Ready", not_ready.is_none(), reason, message, now) == Change::Flipped {
         let event = if not_ready.is_none() { "NodeReady" } else { "NodeNotReady" };
         events.push(NodeEvent::status_is(node, event));
