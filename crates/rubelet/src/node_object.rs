@@ -1,6 +1,5 @@
 //! The node as the API server is to know it: gathers what [`node::start`] works with.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,53 +97,53 @@ fn cut(client: Client) -> Arc<dyn Fn() + Send + Sync> {
     Arc::new(move || client.close_connections())
 }
 
-fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str) -> Identity {
-    let hostname = match flags.hostname_override() {
+/// The host's name as the API shows it: `--hostname-override`, else the kernel's.
+fn hostname(flags: &Flags, name: &str) -> String {
+    match flags.hostname_override() {
         Some(_) => name.to_owned(),
         None => host::proc::hostname().unwrap_or_else(|_| name.to_owned()),
-    };
-    Identity {
+    }
+}
+
+fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str) -> Identity {
         name: name.to_owned(),
         labels: flags.node_labels(),
         taints: config.register_with_taints.clone(),
         provider_id: config.provider_id.clone(),
         external_cloud: flags.cloud_provider() == "external",
         node_ips: flags.node_ips(),
-        hostname,
+        hostname: hostname(flags, name),
         architecture: facts::architecture().to_owned(),
         kubelet_version: version::KUBERNETES.to_owned(),
         port: config::port_number(config.port),
         controller_attaches: config.enable_controller_attach_detach,
-        reset_extended_resources: true,
+        // What others announced on this node goes on: there is no checkpoint of devices yet that could say that the machine is another.
+        reset_extended_resources: false,
     }
 }
 
 fn machine(resources: &Resources) -> MachineFacts {
-    let (root, proc, sys) = (Path::new("/"), Path::new(facts::PROC), Path::new(facts::SYS));
-    let known = |what: &str, read: host::Result<String>| {
-        read.unwrap_or_else(|e| {
-            warn!(err = e.full(), "The node's {what} is not known");
-            String::new()
-        })
-    };
+    let (machine, failed) = host::proc::machine(Path::new("/"), Path::new(facts::PROC), Path::new(facts::SYS));
+    for e in failed {
+        warn!(err = e.full(), "A fact for the node's status is not known");
+    }
     MachineFacts {
         capacity: resources.capacity.clone(),
         allocatable: resources.allocatable.clone(),
-        machine_id: known("machine id", host::proc::machine_id(root)),
-        system_uuid: known("system UUID", host::proc::system_uuid(sys, proc, root)),
-        boot_id: known("boot id", host::proc::boot_id(proc)),
-        kernel_version: host::proc::kernel_version(),
-        os_image: known("operating system", host::proc::os_image(root)),
-        swap: resources.memory.swap_total,
+        machine_id: machine.machine_id,
+        system_uuid: machine.system_uuid,
+        boot_id: machine.boot_id,
+        kernel_version: machine.kernel_version,
+        os_image: machine.os_image,
+        swap: machine.swap,
     }
 }
 
 /// Finds the addresses anew at each call: a lease may run out, a network come late.
 fn addresses(flags: &Flags, name: &str) -> node::FindAddresses {
-    let (given, name) = (flags.node_ips(), name.to_owned());
-    let hostname = name.clone();
+    let (given, name, hostname) = (flags.node_ips(), name.to_owned(), hostname(flags, name));
     Arc::new(move || {
-        let ips: Vec<IpAddr> = facts::find_addresses(&given, &name)?;
-        Ok(NodeAddresses { ips, hostname: hostname.clone() })
+        let found = host::proc::node_addresses(Path::new(facts::PROC), Path::new(facts::SYS), &name, &given);
+        Ok(NodeAddresses { ips: found.map_err(|e| e.full())?, hostname: hostname.clone() })
     })
 }
