@@ -106,6 +106,7 @@ fn hostname(flags: &Flags, name: &str) -> String {
 }
 
 fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str) -> Identity {
+    Identity {
         name: name.to_owned(),
         labels: flags.node_labels(),
         taints: config.register_with_taints.clone(),
