@@ -1,7 +1,11 @@
-//! Container log files: rotation, removal, the links for log agents, and reading their end. Everything here blocks.
+//! Container log files: rotation, removal, the links for log agents, and reading them ([`read`]). Everything here blocks, but for
+//! [`follow`].
 //!
 //! A container's log is `DIR/N.log`, N its restart count. Rotation renames it to `N.log.YYYYMMDD-hhmmss`; the next rotation gzips
 //! that (by way of `.tmp`), so that a log agent has one period to finish reading it.
+
+pub mod follow;
+pub mod read;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
