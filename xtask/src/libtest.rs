@@ -45,6 +45,12 @@ pub(crate) struct Report {
 /// Of what a panic says, so many lines are shown.
 const PANIC_LINES: usize = 8;
 
+/// True for `test NAME ... `; some harnesses write the names as a column.
+fn ran(line: &str, name: &str) -> bool {
+    let rest = line.strip_prefix("test ").and_then(|l| l.strip_prefix(name));
+    rest.is_some_and(|r| r.starts_with(' ') && r.trim_start().starts_with("... "))
+}
+
 /// Sums every `test result:` line of a `cargo test` log. A test that prints `skipped: WHY` has passed as far as the runner knows,
 /// but counts as skipped.
 pub(crate) fn read(log: &str) -> Report {
@@ -52,7 +58,7 @@ pub(crate) fn read(log: &str) -> Report {
     let mut lines = log.lines();
     while let Some(line) = lines.next() {
         if line.starts_with("thread '") && line.contains(" panicked at ") {
-            let said: Vec<&str> = lines.clone().take_while(|l| !l.starts_with("note: ")).take(PANIC_LINES).collect();
+            let said: Vec<&str> = lines.clone().take_while(|l| !l.starts_with("note: ") && !l.starts_with("stack backtrace:")).take(PANIC_LINES).collect();
             let said = said.iter().map(|l| l.chars().take(300).collect::<String>());
             report.panics.push(std::iter::once(line.to_owned()).chain(said).collect::<Vec<_>>().join("\n"));
         } else if let Some((_, sums)) = line.split_once("test result: ") {
@@ -66,7 +72,7 @@ pub(crate) fn read(log: &str) -> Report {
             report.skips.push(line[at + "skipped: ".len()..].trim().to_owned());
         } else if let Some(name) = line.strip_prefix("    ").filter(|n| !n.contains(' ')) {
             // The list after `failures:`; a name comes once, whatever else is indented.
-            if log.contains(&format!("test {name} ... ")) && !report.failures.iter().any(|f| f == name) {
+            if log.lines().any(|l| ran(l, name)) && !report.failures.iter().any(|f| f == name) {
                 report.failures.push(name.to_owned());
             }
         }
@@ -107,13 +113,26 @@ test four ... skipped: no cpuset controller
 ok
 test five ... ok
 test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
+
+running 2 tests
+test six   ... ok
+test seven ... FAILED
+
+failures:
+
+---- seven ----
+
+failures:
+    seven
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
 ";
         let report = read(log);
-        assert_eq!(report.counts, Counts { passed: 2, failed: 1, skipped: 2 });
-        assert_eq!(report.failures, ["a::two"]);
+        assert_eq!(report.counts, Counts { passed: 3, failed: 2, skipped: 2 });
+        assert_eq!(report.failures, ["a::two", "seven"]);
         assert_eq!(report.skips, ["no cpuset controller"]);
         assert_eq!(report.panics, ["thread 'a::two' (7) panicked at a.rs:1:2:\nassertion failed\n    left: 1"]);
-        assert_eq!(report.counts.to_string(), "2 passed, 1 failed, 2 skipped");
+        assert_eq!(report.counts.to_string(), "3 passed, 2 failed, 2 skipped");
         assert_eq!(Counts { passed: 1, ..Counts::default() }.to_string(), "1 passed, 0 failed");
     }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use rig::Stage;
 use rig::containerd::Containerd;
+use rig::{Stage, cluster};
 
 use crate::libtest::{self, Counts};
 use crate::setup::{self, cargo};
@@ -62,8 +62,8 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
         if !options.only.is_empty() && !options.only.iter().any(|o| step.starts_with(o.as_str())) {
             continue;
         }
-        let second = step == "e2e-1"
-            && rows.iter().any(|r| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_)));
+        let ran = |r: &Row| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_));
+        let second = step == "e2e-1" && rows.iter().any(ran);
         if options.quick && (second || step == "v2" && options.only.is_empty()) {
             continue;
         }
@@ -88,11 +88,18 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
                 cgroup_v2(shell, &name)
             }
             "differential" => differential(shell, options, step),
-            _ => end_to_end(shell, options, step == "e2e-2", &mut name),
+            // What needs no containerd of a certain version runs once.
+            _ => end_to_end(shell, options, step == "e2e-2", !second, &mut name),
         };
         let outcome = match result {
             Ok(outcome) => outcome,
-            Err(e) if e.is::<Interrupted>() => return Err(e),
+            Err(e) if e.is::<Interrupted>() => {
+                // A control plane or a stage of a test's own.
+                if root_user {
+                    crate::remove_remains();
+                }
+                return Err(e);
+            }
             Err(e) => Outcome::Failed(format!("{e:#}"), Counts::default()),
         };
         let took = start.elapsed();
@@ -166,7 +173,7 @@ fn differential(shell: &Shell, options: &Options, step: &str) -> Result<Outcome>
 }
 
 /// The tests on a real containerd; a stage for all of them, taken down afterwards also when they fail.
-fn end_to_end(shell: &Shell, options: &Options, newest: bool, name: &mut String) -> Result<Outcome> {
+fn end_to_end(shell: &Shell, options: &Options, newest: bool, first: bool, name: &mut String) -> Result<Outcome> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Outcome::Skipped("needs root, for containers, cgroups and a network bridge".into()));
     }
@@ -184,13 +191,25 @@ fn end_to_end(shell: &Shell, options: &Options, newest: bool, name: &mut String)
         Err(e) => return Ok(Outcome::Skipped(format!("{e:#}"))),
     };
     *name = format!("e2e on containerd {}", runtime.version);
+    if newest && !options.quick {
+        match setup::control_plane(shell, &cluster::Options::all()) {
+            Err(e) if e.is::<Interrupted>() => return Err(e),
+            // The tests that need it say themselves that they did not run.
+            Err(e) => println!("  the control plane: {e:#}"),
+            Ok(()) => {}
+        }
+    }
     let rubelet = setup::rubelet(shell, false)?;
     let images = setup::images(shell)?;
     let mut stage = Stage::create("e2e")?;
     stage.start_containerd(&runtime, &images, true)?;
     let mut command = cargo();
+    command.args(["test", "--package", "e2e", "--no-fail-fast"]);
+    if first {
+        command.args(["--package", "rig"]);
+    }
     command
-        .args(["test", "--package", "e2e", "--package", "rig", "--no-fail-fast", "--"])
+        .arg("--")
         // One at a time: every kubelet takes all pods of its runtime for its own.
         .args(["--include-ignored", "--test-threads=1", "--nocapture"])
         .args(&options.filter)
