@@ -123,7 +123,8 @@ fn a_restart_of_the_runtime_touches_nothing_that_runs_and_finishes_what_was_begu
 
     for name in &middle {
         let up = node.wait_running(name);
-        assert_eq!(restarts(&up, "d"), 0, "{name}");
+        // A start that was under way when the runtime was killed may have got as far as a process, and that one is lost.
+        assert!(restarts(&up, "d") <= 1, "{name}: {up}");
     }
     node.wait_gone(&going, seconds(60));
     assert_eq!(alive(&share.lines("dying")), Vec::<String>::new());
