@@ -1,7 +1,7 @@
 //! ConfigMaps and Secrets by name, kept only while a pod uses them (`configMapAndSecretChangeDetectionStrategy`).
 //!
-//! Watch: one watch per object, closed after a minute without a read and for good once the object is immutable. Cache: read again when
-//! older than the node's TTL. Get: read each time.
+//! Watch: one watch per object, closed after a minute without a read unless somebody holds the object, and for good once it is immutable.
+//! Cache: read again when older than the node's TTL. Get: read each time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,6 +60,8 @@ enum Known<K> {
 
 struct Entry<K> {
     users: usize,
+    /// Users that are to hear of every change: the watch stays open without reads.
+    holders: usize,
     known: watch::Sender<Known<K>>,
     fetched: Option<Instant>,
     used: Instant,
@@ -76,10 +78,14 @@ impl<K> Drop for Entry<K> {
 
 type Key = (String, String);
 
+/// Called with namespace and name when an object that was known has changed, come or gone.
+pub type OnChange = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
 struct Inner<K: Object> {
     source: Arc<dyn Collection<K>>,
     strategy: Strategy,
     unit: Unit,
+    changed: OnChange,
     entries: Mutex<HashMap<Key, Entry<K>>>,
 }
 
@@ -101,7 +107,12 @@ impl<K: Object + MaybeImmutable> Inner<K> {
 impl<K: Object + MaybeImmutable> ObjectCache<K> {
     /// An empty cache.
     pub fn new(source: Arc<dyn Collection<K>>, strategy: Strategy, unit: Unit) -> Self {
-        Self(Arc::new(Inner { source, strategy, unit, entries: Mutex::default() }))
+        Self::telling(source, strategy, unit, Arc::new(|_, _| {}))
+    }
+
+    /// An empty cache that tells of changes (strategy Watch only). The callback must not block and not call the cache.
+    pub fn telling(source: Arc<dyn Collection<K>>, strategy: Strategy, unit: Unit, changed: OnChange) -> Self {
+        Self(Arc::new(Inner { source, strategy, unit, changed, entries: Mutex::default() }))
     }
 
     /// A pod begins to use an object; a watch starts, a cached value is no longer taken as fresh.
@@ -110,6 +121,7 @@ impl<K: Object + MaybeImmutable> ObjectCache<K> {
         let key = (namespace.to_owned(), name.to_owned());
         let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
             users: 0,
+            holders: 0,
             known: watch::Sender::new(Known::Nothing(None)),
             fetched: None,
             used: Instant::now(),
@@ -129,6 +141,22 @@ impl<K: Object + MaybeImmutable> ObjectCache<K> {
             if entry.users == 0 {
                 entries.remove(&key);
             }
+        }
+    }
+
+    /// From now on every change of an acquired object is told: its watch stays open. Undone by [`ObjectCache::unhold`], not by a release.
+    pub fn hold(&self, namespace: &str, name: &str) {
+        let key = (namespace.to_owned(), name.to_owned());
+        if let Some(entry) = self.0.entries().get_mut(&key) {
+            entry.holders += 1;
+            self.ensure_watch(&key, entry);
+        }
+    }
+
+    /// See [`ObjectCache::hold`].
+    pub fn unhold(&self, namespace: &str, name: &str) {
+        if let Some(entry) = self.0.entries().get_mut(&(namespace.to_owned(), name.to_owned())) {
+            entry.holders = entry.holders.saturating_sub(1);
         }
     }
 
@@ -280,7 +308,7 @@ impl<K: Object + MaybeImmutable> Follow<K> {
                 }
                 _ = look.tick() => {
                     let idle = self.with(|entry| {
-                        let idle = entry.used.elapsed() >= IDLE;
+                        let idle = entry.holders == 0 && entry.used.elapsed() >= IDLE;
                         if idle {
                             // Without a watch what we know grows old: the next read asks again.
                             entry.known.send_replace(Known::Nothing(None));
@@ -309,13 +337,20 @@ impl<K: Object + MaybeImmutable> Follow<K> {
             Delta::Remove(_) => Known::Absent,
         };
         let last = matches!(&known, Known::Present(k) if k.is_immutable());
-        let held = self.with(|entry| {
+        let told = self.with(|entry| {
+            let news = is_news(&entry.known.borrow(), &known);
             entry.known.send_replace(known);
             if last {
                 entry.watching = None;
             }
+            news
         });
-        held.is_some() && !last
+        if told == Some(true)
+            && let Some(cache) = self.cache.upgrade()
+        {
+            (cache.changed)(&self.key.0, &self.key.1);
+        }
+        told.is_some() && !last
     }
 
     /// Runs on the entry, unless it is gone or another watch has taken over.
@@ -327,6 +362,19 @@ impl<K: Object + MaybeImmutable> Follow<K> {
             return None;
         }
         Some(work(entry))
+    }
+}
+
+/// What was known is not so any more. The first answer is no news: whoever asked waits for it.
+fn is_news<K: Object>(before: &Known<K>, now: &Known<K>) -> bool {
+    match (before, now) {
+        (Known::Nothing(_), _) => false,
+        (Known::Absent, Known::Absent) => false,
+        (Known::Present(a), Known::Present(b)) => {
+            let (a, b) = (a.metadata(), b.metadata());
+            a.uid != b.uid || a.resource_version != b.resource_version || a.resource_version.is_none()
+        }
+        _ => true,
     }
 }
 

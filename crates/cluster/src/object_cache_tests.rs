@@ -198,3 +198,33 @@ async fn the_ttl_strategy_reads_again_when_old_and_keeps_the_old_when_it_cannot(
     assert_eq!(value(&cache, "a").await, Ok("2".into()));
     assert_eq!(store.gets.load(Ordering::SeqCst), 3);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_held_object_is_followed_without_reads_and_changes_are_told() {
+    let store = Store::new();
+    store.put(map("a", "1", false));
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let changed: OnChange = Arc::new(move |namespace, name| {
+        assert_eq!((namespace, name), ("ns", "a"));
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    let cache = ObjectCache::telling(store.clone(), Strategy::Watch, Arc::new(|| 0.0), changed);
+    cache.acquire("ns", "a");
+    cache.hold("ns", "a");
+    assert_eq!(value(&cache, "a").await, Ok("1".into()));
+    tokio::time::sleep(IDLE * 3).await;
+    assert_eq!((store.open.load(Ordering::SeqCst), told.load(Ordering::SeqCst)), (1, 0));
+    store.put(map("a", "2", false));
+    settle().await;
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+    store.delete("a");
+    settle().await;
+    assert_eq!(told.load(Ordering::SeqCst), 2);
+    store.put(map("a", "3", false));
+    settle().await;
+    assert_eq!(told.load(Ordering::SeqCst), 3);
+    cache.unhold("ns", "a");
+    tokio::time::sleep(IDLE * 2).await;
+    assert_eq!((store.open.load(Ordering::SeqCst), cache.size()), (0, (1, 0)));
+}

@@ -65,7 +65,6 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
     ("enableSystemLogHandler", Level::Warn, "the HTTPS endpoint is not served"),
     ("streamingConnectionIdleTimeout", Level::Warn, "the HTTPS endpoint is not served"),
     ("contentType", Level::Warn, "there is no API server to talk to"),
-    ("configMapAndSecretChangeDetectionStrategy", Level::Warn, "there is no API server to talk to"),
     ("imageGCHighThresholdPercent", Level::Warn, "images are not collected"),
     ("imageGCLowThresholdPercent", Level::Warn, "images are not collected"),
     ("imageMinimumGCAge", Level::Warn, "images are not collected"),

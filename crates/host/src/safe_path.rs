@@ -54,6 +54,26 @@ pub fn open_beneath(root: impl AsFd, relative: &Path) -> io::Result<OwnedFd> {
     }
 }
 
+/// Reads a regular file below a directory that is under the agent's control, its first `max` bytes at the most; None when it is not there. Blocks.
+///
+/// # Errors
+/// A part is a symbolic link, or a system call fails.
+pub fn read_beneath(root: &Path, relative: &Path, max: u64) -> Result<Option<Vec<u8>>> {
+    let path = root.join(relative);
+    let opened = open_root(root).and_then(|root| open_beneath(&root, relative));
+    let Some(fd) = crate::error::found(opened).on("open", &path)? else { return Ok(None) };
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd).map_err(io::Error::from).on("stat", &path)?.st_mode);
+    if !kind.is_file() {
+        return Err(crate::error::Failed::other(format!("read {}", path.display()), "not a regular file"));
+    }
+    // O_PATH gives no bytes; this opens the very same file.
+    let file =
+        std::fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd))).on("open", &path)?;
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut io::Read::take(file, max), &mut bytes).on("read", &path)?;
+    Ok(Some(bytes))
+}
+
 fn open_by_parts(root: impl AsFd, parts: &[&std::ffi::OsStr]) -> io::Result<OwnedFd> {
     let mut at = root.as_fd().try_clone_to_owned()?;
     for part in parts {

@@ -72,7 +72,10 @@ impl AdmitHandle {
         let seen = Seen {
             labels: node.metadata.labels.clone().unwrap_or_default(),
             taints: node.spec.as_ref().and_then(|s| s.taints.clone()).unwrap_or_default(),
-            allocatable: allocatable.iter().filter_map(|(name, q)| Some((name.clone(), Quantity::of(q).ok()?))).collect(),
+            allocatable: allocatable
+                .iter()
+                .filter_map(|(name, q)| Some((name.clone(), Quantity::of(q).ok()?)))
+                .collect(),
         };
         let _ = self.0.send(Request::Node(Box::new(seen))).await;
     }

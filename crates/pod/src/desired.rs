@@ -512,7 +512,8 @@ impl Dispatcher {
         }
         // A worker of its own takes each away: a volume that hangs must hold up nobody else.
         for uid in found {
-            let pod = RuntimePod { name: uid.to_string(), namespace: String::new(), uid, alive: false, is_static: false };
+            let pod =
+                RuntimePod { name: uid.to_string(), namespace: String::new(), uid, alive: false, is_static: false };
             let listed = self.runtime.borrow().pods.iter().any(|p| p.uid == pod.uid);
             if !listed && self.is_orphan(&pod) {
                 info!(uid = %pod.uid, "Orphaned pod found, cleaning up its directory and cgroup");

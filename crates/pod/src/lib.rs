@@ -9,6 +9,7 @@ pub mod events;
 pub mod http;
 pub mod images;
 pub mod logs;
+pub mod objects;
 pub mod pleg;
 pub mod ports;
 pub mod prober;

@@ -303,8 +303,11 @@ impl Pleg {
         };
         let fresh = Fingerprint::new(&sandboxes, &containers);
         let changed: Vec<PodUid> = decide::pleg::diff(&self.last, &fresh).into_keys().collect();
-        let fixed: HashSet<PodUid> =
-            sandboxes.iter().filter(|s| decide::observe::is_static(s)).filter_map(decide::observe::sandbox_uid).collect();
+        let fixed: HashSet<PodUid> = sandboxes
+            .iter()
+            .filter(|s| decide::observe::is_static(s))
+            .filter_map(decide::observe::sandbox_uid)
+            .collect();
         let pods: Vec<RuntimePod> = decide::observe::group(&sandboxes, &containers)
             .into_values()
             .map(|pod| RuntimePod {

@@ -2,13 +2,15 @@
 //!
 //! The runtime's ports are [`cri::port::RuntimeReader`] and [`cri::port::RuntimeMutator`].
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use decide::config::claims::ClaimedVolume;
+use decide::config::objects::VolumeFiles;
 use jiff::{SignedDuration, Timestamp};
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
@@ -159,23 +161,35 @@ pub type HostResult<T> = Result<T, HostError>;
 pub struct MountedVolume {
     /// Path on the host.
     pub host_path: PathBuf,
-    /// True when every mount of it must be read-only (configMap, secret, projected, downwardAPI).
+    /// True when every mount of it must be read-only (configMap, secret, projected, downwardAPI, a claim used read-only).
     pub read_only: bool,
+    /// Group that containers need to use it.
+    pub gid: Option<i64>,
 }
 
 /// The volumes of one pod by volume name.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
-/// Files of a volume by relative path: content and permission bits.
-pub type VolumeFiles = BTreeMap<String, (Vec<u8>, u32)>;
-
 /// What was decided about a pod's volumes before they are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumePayloads {
-    /// Values of the pod that volumes show to containers (downwardAPI, also projected), by volume name.
+    /// What volumes of files (configMap, secret, projected, downwardAPI) show to containers, by volume name.
     pub files: BTreeMap<String, VolumeFiles>,
-    /// Sizes of memory-backed emptyDirs in bytes, by volume name; without one the kernel's default holds.
+    /// Sizes of memory-backed volumes in bytes, by volume name; without one the kernel's default holds.
     pub memory_sizes: BTreeMap<String, u64>,
+    /// What is behind claims, by volume name.
+    pub claimed: BTreeMap<String, ClaimedVolume>,
+    /// Volumes that are left out: what they show could not be had. One that stands from before stays as it is.
+    pub left_out: BTreeSet<String>,
+}
+
+/// How the making of a pod's volumes went: each volume on its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeResults {
+    /// Those that stand ready.
+    pub mounted: MountedVolumes,
+    /// Messages of those that do not, by volume name: `MountVolume.SetUp failed for volume "v" : …`.
+    pub failed: BTreeMap<String, String>,
 }
 
 /// What one container needs on disk before it is created.
@@ -216,8 +230,8 @@ pub trait PodHost: Send + Sync {
     async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()>;
     /// Makes `pods/UID` and what belongs below it.
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()>;
-    /// Makes every volume ready; those that are, are only checked. Names the volume that failed.
-    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<MountedVolumes>;
+    /// Makes every volume ready; those that are, are only checked, and their files written anew where they differ.
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<VolumeResults>;
     /// Unmounts everything of the pod and removes its directory, never through a mount. Absent is done.
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()>;
     /// Unmounts the volumes of a pod that has ended but is still wanted by its source.
@@ -259,6 +273,8 @@ pub trait PodHost: Send + Sync {
     async fn write_atomic(&self, path: &std::path::Path, content: Vec<u8>, mode: u32) -> HostResult<()>;
     /// The node's own hosts file and resolv.conf, read at each use; None when absent.
     async fn read_file(&self, path: &std::path::Path) -> HostResult<Option<Vec<u8>>>;
+    /// A file of a volume, opened without leaving the volume or following a link; None when absent.
+    async fn read_in_volume(&self, volume: &std::path::Path, path: &str) -> HostResult<Option<Vec<u8>>>;
     /// The node's addresses, main one first.
     fn host_ips(&self) -> Vec<String>;
 }

@@ -3,6 +3,7 @@
 //! The worker of a pod is the only writer of its entry; readers copy what they need under a short lock. Nothing is decided from here.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
@@ -117,6 +118,7 @@ pub struct PodEntry {
     pub uid: PodUid,
     view: Mutex<PodView>,
     wake: Notify,
+    objects_changed: AtomicBool,
 }
 
 impl PodEntry {
@@ -138,6 +140,7 @@ impl PodEntry {
                 timeline: Vec::new(),
             }),
             wake: Notify::new(),
+            objects_changed: AtomicBool::new(false),
         }
     }
 
@@ -149,6 +152,17 @@ impl PodEntry {
     /// Wakes the pod's worker: something of it changed in the runtime. Wakes coalesce; one that comes during a round is kept for the next.
     pub fn wake(&self) {
         self.wake.notify_one();
+    }
+
+    /// An object of the API server that the pod uses changed: its volumes are written anew at once, and what waits for the object is tried again.
+    pub fn objects_changed(&self) {
+        self.objects_changed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// True once after each [`PodEntry::objects_changed`].
+    pub fn take_objects_changed(&self) -> bool {
+        self.objects_changed.swap(false, Ordering::AcqRel)
     }
 
     /// Waits for [`PodEntry::wake`].

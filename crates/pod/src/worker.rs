@@ -34,6 +34,7 @@ use tracing::{error, info};
 use crate::admit::AdmitHandle;
 use crate::events::Events;
 use crate::images::Images;
+use crate::objects::PodObjects;
 use crate::pleg::Health;
 use crate::ports::{Clock, MountedVolumes, PodHost, Random, Tasks};
 use crate::prober::Prober;
@@ -41,6 +42,7 @@ use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
 use crate::status::StatusQueue;
 use crate::sync::observe::Observer;
+use crate::sync::volumes::VolumeWork;
 
 /// What the dispatcher wants of a pod. The newest value counts; those in between may be skipped.
 #[derive(Clone, Debug)]
@@ -136,6 +138,8 @@ pub struct PodDeps {
     pub host: Arc<dyn PodHost>,
     /// Images.
     pub images: Images,
+    /// What pods take from the API server.
+    pub objects: Arc<dyn PodObjects>,
     /// Probes.
     pub prober: Arc<Prober>,
     /// The way to the node's ledger.
@@ -215,6 +219,10 @@ pub(crate) struct Worker {
     pub(crate) backoffs: Backoffs,
     /// The form of the pod for which cgroup, directories and volumes stand ready, and the volumes.
     pub(crate) prepared: Option<(DesiredPod, MountedVolumes)>,
+    /// The form of the pod whose objects are kept at hand.
+    pub(crate) followed: Option<DesiredPod>,
+    /// How its volumes stand.
+    pub(crate) volumes: VolumeWork,
     /// Waiting reason and message of containers whose start failed, until one succeeds.
     pub(crate) problems: BTreeMap<String, (String, String)>,
     /// Containers whose image could not be pulled, until it can.
@@ -257,6 +265,8 @@ pub fn spawn(
         intent,
         stop,
         prepared: None,
+        followed: None,
+        volumes: VolumeWork::default(),
         problems: BTreeMap::new(),
         pulls: BTreeMap::new(),
         grace: None,
@@ -401,6 +411,8 @@ impl Worker {
         let host = &deps.host;
         self.deps.prober.forget(&uid);
         self.deps.images.forget(&uid);
+        self.deps.objects.forget(&uid);
+        self.followed = None;
         if gone {
             self.remove_from_runtime().await?;
         }

@@ -5,13 +5,15 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::events::Recorder;
+use cluster::object_cache::Strategy;
 use cluster::pki::key::Template;
 use cluster::pki::{Bootstrap, CertManager, FileStore, Purpose};
 use cluster::reflect::ReflectorStatus;
 use cluster::{Backoff, Client, ClientOptions, ClusterConfig, Reflector, Scope};
-use config::{Flags, KubeletConfiguration};
+use config::{ChangeDetectionStrategy, Flags, KubeletConfiguration};
 use model::api::Node;
 use pod::admit::AdmitHandle;
 use pod::ports::{Clock, Tasks};
@@ -20,8 +22,11 @@ use pod::status::Mirrors;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
+use crate::objects::{ClusterObjects, Sources};
 use crate::version;
 
+/// Age at which strategy Cache reads again, when the node's object does not say otherwise.
+const OBJECT_TTL: Duration = Duration::from_secs(60);
 /// Changes of pods that may wait for the dispatcher; then the watch waits.
 const DELTAS: usize = 16;
 
@@ -80,6 +85,23 @@ impl Cluster {
             }
         });
         Ok(Some(Self { client, recorder }))
+    }
+
+    /// What pods take from the API server. `trust_bundles`: gate ClusterTrustBundleProjection.
+    pub(crate) fn objects(
+        &self,
+        config: &KubeletConfiguration,
+        trust_bundles: bool,
+        tasks: &Tasks,
+    ) -> Arc<ClusterObjects> {
+        let strategy = match config.config_map_and_secret_change_detection_strategy {
+            ChangeDetectionStrategy::Get => Strategy::Get,
+            ChangeDetectionStrategy::Cache => Strategy::Cache(OBJECT_TTL),
+            ChangeDetectionStrategy::Watch => Strategy::Watch,
+        };
+        let sources = Sources::of(&Arc::new(self.client.clone()));
+        let (unit, wall) = (cluster::system_unit(), cluster::system_wall());
+        ClusterObjects::start(sources, strategy, trust_bundles, unit, wall, tasks)
     }
 
     /// Follows the pods that are bound to the node. Begins when the node's object is known, and admission knows it: before that nobody can say

@@ -9,6 +9,7 @@ mod manifest_dir;
 mod node;
 mod node_host;
 mod node_object;
+mod objects;
 mod pods;
 mod table;
 mod version;

@@ -18,7 +18,8 @@ use jiff::tz::TimeZone;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use pod::ports::{
-    ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads, error_chain,
+    ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads, VolumeResults,
+    error_chain,
 };
 use tracing::warn;
 
@@ -44,6 +45,9 @@ impl Paths {
         self.pod_logs.join(format!("{namespace}_{name}_{uid}"))
     }
 }
+
+/// The most that is read of a file in a volume.
+const VOLUME_FILE_MAX: u64 = 1 << 20;
 
 /// The real host.
 pub(crate) struct NodeHost {
@@ -170,14 +174,14 @@ impl PodHost for NodeHost {
         .await
     }
 
-    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<MountedVolumes> {
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<VolumeResults> {
         let maker = volumes::Maker {
             paths: self.paths.clone(),
             pod: pod.clone(),
             payloads: payloads.clone(),
             now: Timestamp::now(),
         };
-        blocking("Unable to attach or mount volumes", move || maker.make_all()).await
+        blocking("Unable to attach or mount volumes", move || Ok(maker.make_all())).await
     }
 
     async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()> {
@@ -378,6 +382,14 @@ impl PodHost for NodeHost {
     async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
         let file = path.to_owned();
         blocking(format!("read {}", path.display()), move || Ok(fsx::read_if_there(&file)?)).await
+    }
+
+    async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
+        let (root, relative) = (volume.to_owned(), PathBuf::from(path));
+        blocking(format!("read {path} of {}", volume.display()), move || {
+            Ok(host::safe_path::read_beneath(&root, &relative, VOLUME_FILE_MAX)?)
+        })
+        .await
     }
 
     fn host_ips(&self) -> Vec<String> {

@@ -27,6 +27,7 @@ use pod::desired::Dispatcher;
 use pod::events::Events;
 use pod::images::{Images, PullLimits};
 use pod::logs::{LogLimits, LogReopener};
+use pod::objects::{PodObjects, Standalone};
 use pod::ports::{Clock, PodHost, Random, Tasks};
 use pod::prober::Prober;
 use pod::registry::Registry;
@@ -175,6 +176,10 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let queue = if cluster.is_some() { StatusQueue::watched() } else { StatusQueue::default() };
     let mirrors = Mirrors::new(queue.clone());
     let events = cluster.as_ref().map_or_else(Events::default, |c| Events::to(Arc::new(c.recorder.clone())));
+    let objects: Arc<dyn PodObjects> = match &cluster {
+        Some(cluster) => cluster.objects(&config, gates.enabled(Gate::ClusterTrustBundleProjection), &tasks),
+        None => Arc::new(Standalone),
+    };
     let deps = Arc::new(PodDeps {
         images: Images::new(
             runtime.reader.clone(),
@@ -183,6 +188,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             metrics.clone(),
             pull_limits(&config),
         ),
+        objects,
         prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone(), events.clone()),
         reader: runtime.reader,
         mutator: runtime.mutator,

@@ -12,6 +12,7 @@ use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use pod::ports::{
     ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolume, MountedVolumes, PodHost, VolumePayloads,
+    VolumeResults,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -227,16 +228,16 @@ impl PodHost for FakeHost {
         .await
     }
 
-    async fn mount_volumes(&self, pod: &DesiredPod, _payloads: &VolumePayloads) -> HostResult<MountedVolumes> {
+    async fn mount_volumes(&self, pod: &DesiredPod, _payloads: &VolumePayloads) -> HostResult<VolumeResults> {
         let uid = pod.uid();
         self.call("mount_volumes", uid.as_str(), |s| {
             let mut mounted = MountedVolumes::new();
             for volume in pod.spec().volumes.iter().flatten() {
                 s.mounts.insert((uid.clone(), volume.name.clone()));
                 let host_path = PathBuf::from(format!("{ROOT}/pods/{uid}/volumes/{}", volume.name));
-                mounted.insert(volume.name.clone(), MountedVolume { host_path, read_only: false });
+                mounted.insert(volume.name.clone(), MountedVolume { host_path, read_only: false, gid: None });
             }
-            mounted
+            VolumeResults { mounted, failed: BTreeMap::new() }
         })
         .await
     }
@@ -349,6 +350,10 @@ impl PodHost for FakeHost {
 
     async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
         self.call("read_file", "", |s| s.files.get(path).cloned()).await
+    }
+
+    async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
+        self.call("read_in_volume", "", |s| s.files.get(&volume.join(path)).cloned()).await
     }
 
     fn host_ips(&self) -> Vec<String> {

@@ -18,7 +18,7 @@ use futures::stream::BoxStream;
 use jiff::Timestamp;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
-use pod::ports::{ContainerFiles, ContainerPaths, HostResult, MountedVolumes, PodHost, VolumePayloads};
+use pod::ports::{ContainerFiles, ContainerPaths, HostResult, MountedVolumes, PodHost, VolumePayloads, VolumeResults};
 use tokio_util::sync::CancellationToken;
 
 use crate::check::Ask;
@@ -240,7 +240,7 @@ impl PodHost for Ports {
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
         self.change(format!("make_pod_dirs {uid}"), None, self.world.host.make_pod_dirs(uid)).await
     }
-    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<MountedVolumes> {
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<VolumeResults> {
         let what = format!("mount_volumes {}", pod.uid());
         self.change(what, None, self.world.host.mount_volumes(pod, payloads)).await
     }
@@ -306,6 +306,9 @@ impl PodHost for Ports {
     }
     async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
         self.look(self.world.host.read_file(path)).await
+    }
+    async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
+        self.look(self.world.host.read_in_volume(volume, path)).await
     }
     fn host_ips(&self) -> Vec<String> {
         self.world.host.host_ips()

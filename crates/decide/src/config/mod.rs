@@ -3,6 +3,7 @@
 //! Everything that is only known late (addresses, image user, volume paths, services, …) comes in as typed facts ([`SandboxFacts`],
 //! [`ContainerFacts`]); a fact that is needed and not there is named in the error. Nothing here reads a file, a clock or the environment.
 
+pub mod claims;
 mod container;
 pub mod dns;
 pub mod downward;
@@ -18,9 +19,11 @@ pub mod image_name;
 mod linux;
 mod mounts;
 pub mod names;
+pub mod objects;
 mod sandbox;
 mod security;
 pub mod termination;
+pub mod trust;
 mod validate;
 
 pub use container::{check_container, container_config};

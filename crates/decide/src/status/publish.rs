@@ -72,8 +72,10 @@ pub fn merged(held: &PodStatus, mut ours: PodStatus) -> PodStatus {
     let told: Vec<PodCondition> = ours.conditions.take().unwrap_or_default();
     let has_told = told.iter().any(shared);
     let foreign = held.conditions.iter().flatten().filter(|c| !(own(c) || has_told && shared(c))).cloned();
-    let conditions: Vec<PodCondition> =
-        foreign.chain(told.iter().filter(|c| shared(c)).cloned()).chain(told.iter().filter(|c| own(c)).cloned()).collect();
+    let conditions: Vec<PodCondition> = foreign
+        .chain(told.iter().filter(|c| shared(c)).cloned())
+        .chain(told.iter().filter(|c| own(c)).cloned())
+        .collect();
     ours.conditions = Some(conditions).filter(|c| !c.is_empty());
     // Written by others: the scheduler, the resource claim controller.
     ours.nominated_node_name = held.nominated_node_name.clone();

@@ -8,11 +8,11 @@ pub mod observe;
 mod report;
 mod start;
 mod terminate;
+pub(crate) mod volumes;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use decide::config::{self, downward};
 use decide::gc::{self, Removal};
 use decide::plan::{PlanInput, ProbeVerdicts};
 use decide::resources;
@@ -20,13 +20,11 @@ use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedPod};
 use model::plan::{Plan, SandboxStep, Waiting};
 use model::pod::{ContainerKind, DesiredPod};
-use model::quantity::Quantity;
 use model::timeline::{StepKind, StepResult};
 use telemetry::metrics::WorkerOperation;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::ports::{MountedVolumes, VolumePayloads};
 use crate::worker::{EndReason, Next, Worker};
 
 /// Wait before another try while the network is not ready.
@@ -54,6 +52,7 @@ impl Worker {
     }
 
     async fn rounds(&mut self, pod: &DesiredPod) -> Next {
+        self.follow_objects(pod);
         for round in 0..ROUNDS_MAX {
             let observed = match self.observe().await {
                 Ok(observed) => observed,
@@ -80,6 +79,7 @@ impl Worker {
             }
             if plan.is_empty() && self.is_prepared(pod) {
                 self.collect(&observed).await;
+                self.refresh_volumes(pod).await;
                 return self.rest(pod, &observed, &plan);
             }
             if let Err(next) = self.prepare(pod, &plan).await {
@@ -196,7 +196,7 @@ impl Worker {
     fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
         let settings = &self.deps.settings;
         let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
-        for at in [plan.wake_at, deadline(pod, observed)].into_iter().flatten() {
+        for at in [plan.wake_at, deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {
             wait = wait.min(self.deps.clock.until(at));
         }
         Next::At(Instant::now() + wait)
@@ -237,15 +237,25 @@ impl Worker {
         if self.is_prepared(pod) {
             return Ok(());
         }
-        let volumes = match self.prepare_host(pod).await {
-            Ok(volumes) => volumes,
-            Err(reason) => return Err(self.failed("prepare", &reason)),
-        };
-        self.prepared = Some((pod.clone(), volumes));
-        Ok(())
+        if self.volumes_wait() {
+            return Err(self.volume_retry());
+        }
+        if let Err(reason) = self.prepare_host(pod).await {
+            return Err(self.failed("prepare", &reason));
+        }
+        match self.make_volumes(pod).await {
+            Ok(volumes) => {
+                self.prepared = Some((pod.clone(), volumes));
+                Ok(())
+            }
+            Err(reason) => {
+                self.failed("volumes", &reason);
+                Err(self.volume_retry())
+            }
+        }
     }
 
-    async fn prepare_host(&mut self, pod: &DesiredPod) -> Result<MountedVolumes, String> {
+    async fn prepare_host(&mut self, pod: &DesiredPod) -> Result<(), String> {
         let deps = self.deps.clone();
         let settings = &deps.settings;
         if settings.cgroups_per_qos {
@@ -277,51 +287,7 @@ impl Worker {
                 .map_err(|e| format!("error making pod data directories: {}", e.chain()))
         })
         .await
-        .inspect_err(|e| deps.events.pod_warning(pod, "Failed", e))?;
-        let payloads = self.payloads(pod)?;
-        self.step(StepKind::Volumes, "", async { deps.host.mount_volumes(pod, &payloads).await.map_err(|e| e.chain()) })
-            .await
-            .inspect_err(|e| deps.events.pod_warning(pod, "FailedMount", e))
-    }
-
-    /// What downwardAPI volumes show.
-    fn payloads(&self, pod: &DesiredPod) -> Result<VolumePayloads, String> {
-        let mut payloads = VolumePayloads::default();
-        let allocatable = self.deps.settings.node.allocatable.as_ref();
-        for volume in pod.spec().volumes.iter().flatten() {
-            if !config::volume_is_used(pod, &volume.name) {
-                continue;
-            }
-            let mut files = BTreeMap::new();
-            let in_memory = match &volume.empty_dir {
-                Some(dir) => dir.medium.as_deref() == Some("Memory"),
-                None => volume.downward_api.is_some() || volume.projected.is_some(),
-            };
-            if let (true, Some(allocatable)) = (in_memory, allocatable) {
-                let limit = volume.empty_dir.as_ref().and_then(|dir| Quantity::of(dir.size_limit.as_ref()?).ok());
-                let size = resources::memory_volume_size(pod, limit.as_ref(), allocatable);
-                if let Ok(size) = u64::try_from(size) {
-                    payloads.memory_sizes.insert(volume.name.clone(), size);
-                }
-            }
-            let own = volume.downward_api.as_ref().map(|d| (d.items.as_deref(), d.default_mode));
-            let projected = volume.projected.as_ref().map(|p| {
-                let items = p.sources.iter().flatten().filter_map(|s| s.downward_api.as_ref()?.items.as_deref());
-                (items, p.default_mode)
-            });
-            let lists: Vec<(&[_], Option<i32>)> = match (own, projected) {
-                (Some((items, mode)), _) => vec![(items.unwrap_or_default(), mode)],
-                (None, Some((items, mode))) => items.map(|i| (i, mode)).collect(),
-                (None, None) => continue,
-            };
-            for (items, mode) in lists {
-                let made = downward::item_files(pod, items, mode.unwrap_or(0o644), allocatable)
-                    .map_err(|e| format!("MountVolume.SetUp failed for volume \"{}\" : {e}", volume.name))?;
-                files.extend(made);
-            }
-            payloads.files.insert(volume.name.clone(), files);
-        }
-        Ok(payloads)
+        .inspect_err(|e| deps.events.pod_warning(pod, "Failed", e))
     }
 
     /// The pod's cgroup as the runtime is told of it.

@@ -4,15 +4,17 @@
 //! given to the pure [`decide::config`]; what is missing comes back as the API's waiting reason. Calls that change the runtime are never cut off;
 //! only a pull and a hook are, when the pod is to end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cri_api::v1;
 use decide::config::{
     self, ConfigError, ContainerFacts, DeviceFacts, ImageUser, ResolvedImage, SandboxFacts, UserNamespaceFacts,
-    VolumeFact, VolumeSource, dns, env::EnvSources, hostname, hosts_file, image_name,
+    VolumeFact, VolumeSource, dns,
+    env::{self, EnvSources, Source},
+    hostname, hosts_file, image_name,
 };
-use model::api::Container;
+use model::api::{Container, Secret};
 use model::observed::ObservedPod;
 use model::plan::Start;
 use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
@@ -23,6 +25,7 @@ use tracing::{info, warn};
 
 use super::hooks::{self, HookContext};
 use crate::images::ImageProblem;
+use crate::objects::{ObjectError, ObjectResult};
 use crate::ports::{ContainerFiles, ContainerPaths, MountedVolumes, error_chain};
 use crate::worker::{FailedPull, Intent, Worker};
 
@@ -84,7 +87,7 @@ impl Worker {
             dns: Some(self.dns(pod).await?),
             cgroup_parent: self.cgroup_parent(pod),
             user_namespace: UserNamespaceFacts::default(),
-            volume_gids: Vec::new(),
+            volume_gids: self.prepared.as_ref().map_or_else(Vec::new, |(_, volumes)| volume_gids(volumes)),
             exclusive_cpus: false,
         };
         config::sandbox_config(pod, &facts).map_err(|e| e.to_string())
@@ -309,16 +312,17 @@ impl Worker {
             pod_ips,
             block_devices: BTreeMap::new(),
             sub_path_targets: BTreeMap::new(),
-            env: EnvSources { standalone: true, ..EnvSources::default() },
+            env: EnvSources::default(),
             hosts_file: None,
             termination_log: None,
             devices: DeviceFacts::default(),
             user_namespace: UserNamespaceFacts::default(),
-            volume_gids: Vec::new(),
+            volume_gids: volume_gids(volumes),
             recursive_read_only: settings.recursive_read_only,
             exclusive_cpus: false,
             target_id,
         };
+        facts.env = self.env_sources(pod, entry, volumes).await;
         // What is refused leaves nothing behind: each try would make another file.
         config::check_container(pod, *entry, &facts)?;
         let logs = self.deps.host.log_dir(pod, &entry.spec.name).await;
@@ -330,6 +334,44 @@ impl Worker {
         facts.termination_log = paths.termination_log.map(|p| p.display().to_string());
         facts.sub_path_targets = paths.sub_paths.into_iter().map(|(i, p)| (i, p.display().to_string())).collect();
         Ok(config::container_config(pod, *entry, &facts)?)
+    }
+
+    /// Asks for everything that the container's variables refer to.
+    async fn env_sources(&self, pod: &DesiredPod, entry: &ContainerEntry<'_>, volumes: &MountedVolumes) -> EnvSources {
+        let objects = &self.deps.objects;
+        let namespace = pod.namespace();
+        let needed = env::needed_sources(*entry);
+        let links = pod.spec().enable_service_links == Some(true);
+        let mut sources = EnvSources {
+            standalone: objects.standalone(),
+            // A static pod must start while the API server is away.
+            services: objects.service_variables(namespace, links, !pod.is_static()).await,
+            ..EnvSources::default()
+        };
+        if !sources.standalone {
+            for name in needed.config_maps {
+                let asked = objects.config_map(namespace, &name).await;
+                sources.config_maps.insert(name, source(asked.map(|map| map.data.clone().unwrap_or_default())));
+            }
+            for name in needed.secrets {
+                let data = |secret: &Secret| {
+                    secret.data.iter().flatten().map(|(k, v)| (k.clone(), v.0.clone())).collect::<BTreeMap<_, _>>()
+                };
+                let asked = objects.secret(namespace, &name).await;
+                sources.secrets.insert(name, source(asked.map(|secret| data(&secret))));
+            }
+        }
+        for (volume, path) in needed.files {
+            let Some(mounted) = volumes.get(&volume) else { continue };
+            let read = self.deps.host.read_in_volume(&mounted.host_path, &path).await;
+            let text = match read {
+                Ok(Some(bytes)) => Source::Found(String::from_utf8_lossy(&bytes).into_owned()),
+                Ok(None) => Source::NotFound,
+                Err(e) => Source::Failed(e.chain()),
+            };
+            sources.files.insert((volume, path), text);
+        }
+        sources
     }
 
     /// Makes the files that the container gets mounted.
@@ -431,12 +473,27 @@ impl Worker {
     }
 }
 
+/// An object that was asked for, as a fact.
+fn source<T>(asked: ObjectResult<T>) -> Source<T> {
+    match asked {
+        Ok(data) => Source::Found(data),
+        Err(ObjectError::NotFound(_)) => Source::NotFound,
+        Err(ObjectError::Failed(reason)) => Source::Failed(reason),
+    }
+}
+
+/// Groups that the volumes ask for, each once.
+fn volume_gids(volumes: &MountedVolumes) -> Vec<i64> {
+    let gids: BTreeSet<i64> = volumes.values().filter_map(|v| v.gid).collect();
+    gids.into_iter().collect()
+}
+
 fn deps_begin(worker: &Worker, container: &str) {
     worker.entry.begin(StepKind::Pull, container, worker.deps.clock.now());
 }
 
 /// Returns when the pod is to end; never, when nobody can say so any more.
-async fn to_end(intent: &mut tokio::sync::watch::Receiver<Intent>) {
+pub(crate) async fn to_end(intent: &mut tokio::sync::watch::Receiver<Intent>) {
     if intent.wait_for(|i| matches!(i, Intent::End(_))).await.is_err() {
         std::future::pending::<()>().await;
     }

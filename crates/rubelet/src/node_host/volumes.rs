@@ -1,28 +1,37 @@
-//! Volumes of a pod on disk: emptyDir, hostPath, downwardAPI and projected downwardAPI, laid out as the Go kubelet does.
+//! Volumes of a pod on disk: emptyDir, hostPath, volumes of files and local claims, laid out as the Go kubelet does.
 //!
 //! ```text
 //! pods/UID/volumes/kubernetes.io~empty-dir/VOL          the volume (a tmpfs for medium Memory)
-//! pods/UID/plugins/kubernetes.io~empty-dir/VOL/ready    set up completely; wrapped_VOL for downwardAPI and projected
+//! pods/UID/volumes/kubernetes.io~configmap/VOL          on the disk; secret, projected, downward-api on a tmpfs
+//! pods/UID/volumes/kubernetes.io~local-volume/PV        a bind mount of the node's directory
+//! pods/UID/plugins/kubernetes.io~empty-dir/VOL/ready    set up completely; wrapped_VOL for volumes of files
 //! ```
 //!
 //! A marked volume is only checked: after a restart of the agent nothing is mounted twice and nothing is emptied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use decide::config::claims::{ClaimedVolume, Place};
+use decide::config::objects::VolumeFiles;
 use host::fsx::{self, FileProjection};
 use host::mount::{self, MountTable, Tmpfs};
 use jiff::Timestamp;
 use model::api::{EmptyDirVolumeSource, Volume};
 use model::pod::{DesiredPod, PodUid};
-use pod::ports::{MountedVolume, MountedVolumes, VolumeFiles, VolumePayloads};
+use pod::ports::{MountedVolume, VolumePayloads, VolumeResults};
 
 use super::Paths;
+
+/// Stages of a mount, as messages name them.
+const SET_UP: &str = "SetUp";
+const NEW_MOUNTER: &str = "NewMounter initialization";
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+const LOCAL: &str = "kubernetes.io~local-volume";
 
 /// The kinds of volumes whose content is the pod's own and ends with it.
 const EPHEMERAL: [&str; 5] = [
@@ -42,17 +51,94 @@ pub(super) struct Maker {
 }
 
 impl Maker {
-    /// Makes every volume; stops at the first that fails and names it.
-    pub(super) fn make_all(&self) -> Outcome<MountedVolumes> {
-        let mut mounted = MountedVolumes::new();
-        let used = |v: &&Volume| decide::config::volume_is_used(&self.pod, &v.name);
+    /// Makes every volume that is not left out; one that fails does not keep the others from it.
+    pub(super) fn make_all(&self) -> VolumeResults {
+        let mut results = VolumeResults::default();
+        let used = |v: &&Volume| {
+            decide::config::volume_is_used(&self.pod, &v.name) && !self.payloads.left_out.contains(&v.name)
+        };
         for volume in self.pod.spec().volumes.iter().flatten().filter(used) {
-            let made = self
-                .make(volume)
-                .map_err(|e| format!("MountVolume.SetUp failed for volume \"{}\" : {}", volume.name, chain(&*e)))?;
-            mounted.insert(volume.name.clone(), made);
+            let claimed = self.payloads.claimed.get(&volume.name);
+            let made = match claimed {
+                Some(claimed) => self.claimed(claimed),
+                None => self.make(volume).map_err(|e| (SET_UP, e)),
+            };
+            match made {
+                Ok(made) => {
+                    results.mounted.insert(volume.name.clone(), made);
+                }
+                Err((stage, e)) => {
+                    let name = claimed.map_or(&volume.name, |c| &c.name);
+                    let message = format!("MountVolume.{stage} failed for volume \"{name}\" : {}", chain(&*e));
+                    results.failed.insert(volume.name.clone(), message);
+                }
+            }
         }
-        Ok(mounted)
+        results
+    }
+
+    /// What a claim leads to; an error with the stage that it belongs to.
+    fn claimed(&self, claimed: &ClaimedVolume) -> Result<MountedVolume, (&'static str, Box<dyn Error + Send + Sync>)> {
+        let ready = |host_path| MountedVolume { host_path, read_only: claimed.read_only, gid: claimed.gid };
+        match &claimed.place {
+            Place::HostPath { path, kind } => {
+                let path = PathBuf::from(path);
+                fsx::hostpath_check(&path, kind).map_err(|e| (SET_UP, e.into()))?;
+                Ok(ready(path))
+            }
+            Place::Local { path } => {
+                let source = Path::new(path);
+                if !source.exists() {
+                    return Err((NEW_MOUNTER, format!("path {path:?} does not exist").into()));
+                }
+                let dir = self.dir(LOCAL, &claimed.name);
+                self.local(source, &dir, claimed.read_only).map_err(|e| (SET_UP, e))?;
+                Ok(ready(dir))
+            }
+        }
+    }
+
+    /// Bind-mounts a directory of the node; the pod's group is set with its first use on the node.
+    fn local(&self, source: &Path, dir: &Path, read_only: bool) -> Outcome<()> {
+        if mount::is_mount_point(&self.paths.proc, dir)? {
+            return Ok(());
+        }
+        if !source.is_dir() {
+            return Err("only directories are supported yet as local volumes".into());
+        }
+        let first = !self.used_elsewhere(source)?;
+        fsx::ensure_dirs(dir, 0o750)?;
+        mount::bind(source, dir, false)?;
+        let finished = self.finish_local(dir, read_only, first);
+        if finished.is_err() {
+            // The next try must not take it for complete.
+            mount::unmount(dir)?;
+        }
+        finished
+    }
+
+    fn finish_local(&self, dir: &Path, read_only: bool, first: bool) -> Outcome<()> {
+        if read_only {
+            return Ok(mount::remount_read_only(&self.paths.proc, dir)?);
+        }
+        let context = self.pod.spec().security_context.as_ref();
+        let on_mismatch = context.and_then(|c| c.fs_group_change_policy.as_deref()) == Some("OnRootMismatch");
+        if let Some(gid) = self.fs_group().filter(|_| first) {
+            fsx::set_fs_group(dir, gid, false, on_mismatch)?;
+        }
+        Ok(())
+    }
+
+    /// True when another pod has this directory mounted.
+    fn used_elsewhere(&self, source: &Path) -> Outcome<bool> {
+        let source = source.canonicalize()?;
+        let table = MountTable::read(&self.paths.proc)?;
+        let pods = self.paths.root.join("pods");
+        // The mount that the directory lies in, and where in its filesystem that is.
+        let Some(over) = source.ancestors().find_map(|dir| table.at(dir)) else { return Ok(false) };
+        let Ok(inside) = source.strip_prefix(&over.mount_point) else { return Ok(false) };
+        let root = if inside.as_os_str().is_empty() { over.root.clone() } else { over.root.join(inside) };
+        Ok(table.0.iter().any(|m| m.device == over.device && m.root == root && m.mount_point.starts_with(&pods)))
     }
 
     fn make(&self, volume: &Volume) -> Outcome<MountedVolume> {
@@ -60,25 +146,30 @@ impl Maker {
         if let Some(source) = &volume.host_path {
             let path = PathBuf::from(&source.path);
             fsx::hostpath_check(&path, source.type_.as_deref().unwrap_or_default())?;
-            return Ok(MountedVolume { host_path: path, read_only: false });
+            return Ok(MountedVolume { host_path: path, read_only: false, gid: None });
         }
         if let Some(source) = &volume.empty_dir {
             let dir = self.dir(EMPTY_DIR, name);
             self.empty_dir(name, &dir, source)?;
-            return Ok(MountedVolume { host_path: dir, read_only: false });
+            return Ok(MountedVolume { host_path: dir, read_only: false, gid: None });
         }
-        let plugin = match () {
-            () if volume.downward_api.is_some() => "kubernetes.io~downward-api",
-            () if volume.projected.is_some() => "kubernetes.io~projected",
-            () => return Err(
-                "volumes of this type are not supported yet; supported are emptyDir, hostPath, downwardAPI, projected"
-                    .into(),
-            ),
+        let (plugin, in_memory) = match () {
+            () if volume.config_map.is_some() => ("kubernetes.io~configmap", false),
+            () if volume.secret.is_some() => ("kubernetes.io~secret", true),
+            () if volume.downward_api.is_some() => ("kubernetes.io~downward-api", true),
+            () if volume.projected.is_some() => ("kubernetes.io~projected", true),
+            () => {
+                return Err(
+                    "volumes of this type are not supported yet; supported are emptyDir, hostPath, configMap, \
+                            secret, projected, downwardAPI, and claims of hostPath and local volumes"
+                        .into(),
+                );
+            }
         };
         let dir = self.dir(plugin, name);
-        let files = self.payloads.files.get(name).cloned().unwrap_or_default();
-        self.files(name, &dir, files)?;
-        Ok(MountedVolume { host_path: dir, read_only: true })
+        let empty = VolumeFiles::new();
+        self.files(name, &dir, in_memory, self.payloads.files.get(name).unwrap_or(&empty))?;
+        Ok(MountedVolume { host_path: dir, read_only: true, gid: None })
     }
 
     fn dir(&self, plugin: &str, name: &str) -> PathBuf {
@@ -142,15 +233,24 @@ impl Maker {
         Ok(u64::try_from(size)?)
     }
 
-    /// A volume of files on a tmpfs, replaced as one step when they change.
-    fn files(&self, name: &str, dir: &Path, files: VolumeFiles) -> Outcome<()> {
-        if !mount::is_mount_point(&self.paths.proc, dir)? {
+    /// A volume of files, replaced as one step when they change.
+    fn files(&self, name: &str, dir: &Path, in_memory: bool, files: &VolumeFiles) -> Outcome<()> {
+        if !in_memory {
+            if !dir.is_dir() {
+                self.volume_dir(dir)?;
+            }
+        } else if !mount::is_mount_point(&self.paths.proc, dir)? {
             self.volume_dir(dir)?;
             let size = self.payloads.memory_sizes.get(name).copied();
             mount::mount_tmpfs(dir, Tmpfs { size, mode: 0o1777, noswap: true })?;
         }
-        let files: BTreeMap<String, FileProjection> =
-            files.into_iter().map(|(path, (data, mode))| (path, FileProjection { data, mode, uid: None })).collect();
+        for nested in nested_mount_points(&self.pod, name)? {
+            fsx::ensure_dirs(&dir.join(nested), 0o755)?;
+        }
+        let files: BTreeMap<String, FileProjection> = files
+            .iter()
+            .map(|(path, f)| (path.clone(), FileProjection { data: f.data.clone(), mode: f.mode, uid: f.uid }))
+            .collect();
         let group = self.fs_group();
         fsx::write_atomic_volume(dir, &files, self.now, |new| {
             if let Some(gid) = group {
@@ -172,6 +272,32 @@ impl Maker {
         }
         Ok(fsx::ensure_dir(dir, 0o777)?)
     }
+}
+
+/// Directories in a volume on which a container mounts another one: a read-only volume must have them before.
+fn nested_mount_points(pod: &DesiredPod, volume: &str) -> Outcome<BTreeSet<PathBuf>> {
+    let mut nested = BTreeSet::new();
+    for container in pod.containers() {
+        let mounts = container.spec.volume_mounts.as_deref().unwrap_or_default();
+        let clean = |path: &str| -> PathBuf { Path::new(path).components().collect() };
+        let mut all: Vec<PathBuf> = mounts.iter().map(|m| clean(&m.mount_path)).collect();
+        all.sort();
+        for own in mounts.iter().filter(|m| m.name == volume).map(|m| clean(&m.mount_path)) {
+            let mut outer: Option<&Path> = None;
+            for inner in &all {
+                let Ok(relative) = inner.strip_prefix(&own) else { continue };
+                if relative.as_os_str().is_empty() || outer.is_some_and(|o| inner.starts_with(o)) {
+                    continue;
+                }
+                if relative.components().any(|c| !matches!(c, std::path::Component::Normal(_))) {
+                    return Err(format!("invalid container mount point {}", inner.display()).into());
+                }
+                outer = Some(inner);
+                nested.insert(relative.to_owned());
+            }
+        }
+    }
+    Ok(nested)
 }
 
 fn mark(marker: &Path) -> Outcome<()> {
@@ -201,6 +327,12 @@ pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
             }
         }
     }
+    // What lies behind a local volume is the node's: nothing but the mount and its empty directory goes.
+    for dir in children(&pod_dir.join("volumes").join(LOCAL))? {
+        if let Err(e) = take_down_local(paths, &dir) {
+            failures.push(format!("{}: {}", dir.display(), chain(&*e)));
+        }
+    }
     let markers = pod_dir.join("plugins").join(EMPTY_DIR);
     if failures.is_empty() && markers.exists() {
         fsx::remove_tree(&paths.proc, &markers)?;
@@ -219,6 +351,19 @@ fn take_down_one(paths: &Paths, dir: &Path) -> Outcome<()> {
         mount::unmount(dir)?;
     }
     Ok(fsx::remove_volume_dir(&paths.proc, dir)?)
+}
+
+fn take_down_local(paths: &Paths, dir: &Path) -> Outcome<()> {
+    for _ in MountTable::read(&paths.proc)?.at_or_below(dir) {
+        mount::unmount(dir)?;
+    }
+    if mount::is_mount_point(&paths.proc, dir)? {
+        return Err("it is still mounted".into());
+    }
+    match std::fs::remove_dir(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+        _ => Ok(()),
+    }
 }
 
 fn children(dir: &Path) -> Outcome<Vec<PathBuf>> {
