@@ -158,6 +158,7 @@ mod tests {
 
         object.offer(node("n", "u1", "7"));
         object.offer(node("n", "u1", "5"));
+        assert_eq!(version(&object).as_deref(), Some("7"));
         deltas.send(Delta::Upsert(node("n", "u1", "6"))).await.unwrap();
         deltas.send(Delta::Upsert(node("n", "u1", "8"))).await.unwrap();
         let mut seen = object.node();

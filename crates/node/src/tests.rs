@@ -258,6 +258,16 @@ async fn a_runtime_that_is_back_is_asked_what_it_is_now() {
     rig.health.send_modify(|h| h.error = None);
     rig.pass(11).await;
     assert!(info(&rig).container_runtime_version.contains("://"), "{:?}", info(&rig));
+
+    let asked = |rig: &Rig| rig.runtime.calls_of("Version").len();
+    let before = asked(&rig);
+    rig.pass(60).await;
+    assert_eq!(asked(&rig), before, "once in five minutes, otherwise");
+    rig.health.send_modify(|h| h.error = Some("down".into()));
+    rig.pass(1).await;
+    rig.health.send_modify(|h| h.error = None);
+    rig.pass(1).await;
+    assert_eq!(asked(&rig), before + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -320,6 +330,15 @@ async fn a_dead_path_is_cut() {
     assert!((20..40).contains(&gap), "{gap}");
     let requests = rig.api.take();
     assert_eq!(count(&requests, "get lease"), 0, "{requests:?}");
+
+    for (silences, cuts) in [(1, 0), (2, 1)] {
+        rig.api.cuts.store(0, Ordering::Relaxed);
+        rig.api.fail(silences, "patch status", &silence, Duration::from_secs(10));
+        rig.pressures.send_modify(|p| p.disk = !p.disk);
+        rig.pass(25).await;
+        assert_eq!(rig.api.cuts.load(Ordering::Relaxed), cuts);
+        assert!(rig.conditions().contains(&format!("DiskPressure={}", if silences == 1 { "True" } else { "False" })));
+    }
 }
 
 #[tokio::test(start_paused = true)]
