@@ -8,11 +8,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cri::port::{Outcome, RuntimeMutator, RuntimeReader};
 use cri_api::v1;
 use decide::backoff::PullBackoffs;
 use decide::config::image_name::{self, PullDecision};
+use decide::text::go_duration;
 use jiff::Timestamp;
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use telemetry::metrics::Metrics;
@@ -20,6 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::info;
 
+use crate::events::Events;
 use crate::ports::Clock;
 
 /// An image that a container can be created from.
@@ -66,6 +69,7 @@ pub struct Images {
     mutator: Arc<dyn RuntimeMutator>,
     clock: Clock,
     metrics: Arc<Metrics>,
+    events: Events,
     slots: Option<Semaphore>,
     bucket: Option<Mutex<Bucket>>,
     backoff: Mutex<Backoff>,
@@ -103,6 +107,7 @@ impl Images {
         mutator: Arc<dyn RuntimeMutator>,
         clock: Clock,
         metrics: Arc<Metrics>,
+        events: Events,
         limits: PullLimits,
     ) -> Self {
         let burst = f64::from(limits.burst.max(1));
@@ -111,6 +116,7 @@ impl Images {
             mutator,
             clock,
             metrics,
+            events,
             slots: limits.parallel.map(Semaphore::new),
             bucket: (limits.qps > 0)
                 .then(|| Mutex::new(Bucket { tokens: burst, rate: f64::from(limits.qps), burst, at: Instant::now() })),
@@ -131,8 +137,13 @@ impl Images {
     ) -> Result<UsableImage, ImageProblem> {
         let asked = container.spec.image.as_deref().unwrap_or_default();
         let problem = |reason, message: String| ImageProblem { reason, message, retry_at: None };
-        let image = image_name::with_default_tag(asked)
-            .map_err(|e| problem("InvalidImageName", image_name::default_tag_error(asked, &e)))?;
+        let name = container.spec.name.as_str();
+        let warning = |reason: &str, text: &str| self.events.warning(pod, name, reason, text);
+        let image = image_name::with_default_tag(asked).map_err(|e| {
+            let text = image_name::default_tag_error(asked, &e);
+            warning("InspectFailed", &text);
+            problem("InvalidImageName", text)
+        })?;
         let spec = v1::ImageSpec {
             image: image.clone(),
             user_specified_image: String::new(),
@@ -140,31 +151,45 @@ impl Images {
             runtime_handler: runtime_handler.to_owned(),
             annotations: pod.meta().annotations.clone().unwrap_or_default(),
         };
-        let present =
-            self.reader.image_status(spec.clone()).await.map_err(|e| {
-                problem("ImageInspectError", format!("Failed to inspect image \"{image}\": {}", e.message))
-            })?;
+        let present = self.reader.image_status(spec.clone()).await.map_err(|e| {
+            let text = format!("Failed to inspect image \"{image}\": {}", e.message);
+            warning("InspectFailed", &text);
+            problem("ImageInspectError", text)
+        })?;
         let policy = container.spec.image_pull_policy.as_deref().unwrap_or_default();
         let decision = image_name::pull_decision(policy, present.is_some());
         self.metrics.ensure_image(policy, Some(present.is_some()), Some(decision == PullDecision::Pull));
         match (decision, present) {
-            (PullDecision::UsePresent, Some(found)) => Ok(usable(found)),
-            (PullDecision::Never, _) => Err(problem("ErrImageNeverPull", image_name::never_pull_message(asked))),
-            _ => self.pull(pod, asked, spec, sandbox).await,
+            (PullDecision::UsePresent, Some(found)) => {
+                let text =
+                    format!("Container image \"{asked}\" already present on machine and can be accessed by the pod");
+                self.events.normal(pod, name, "Pulled", &text);
+                Ok(usable(found))
+            }
+            (PullDecision::Never, _) => {
+                let text = image_name::never_pull_message(asked);
+                warning("ErrImageNeverPull", &text);
+                Err(problem("ErrImageNeverPull", text))
+            }
+            _ => self.pull(pod, name, asked, spec, sandbox).await,
         }
     }
 
     async fn pull(
         &self,
         pod: &DesiredPod,
+        container: &str,
         asked: &str,
         spec: v1::ImageSpec,
         sandbox: &v1::PodSandboxConfig,
     ) -> Result<UsableImage, ImageProblem> {
         let key = (pod.uid().clone(), spec.image.clone());
         if let Some(waiting) = self.in_backoff(&key, asked) {
+            self.events.normal(pod, container, "BackOff", &format!("Back-off pulling image \"{asked}\""));
             return Err(waiting);
         }
+        let begin = Instant::now();
+        self.events.normal(pod, container, "Pulling", &format!("Pulling image \"{asked}\""));
         let _slot = match &self.slots {
             Some(slots) => slots.acquire().await.ok(),
             None => None,
@@ -172,10 +197,12 @@ impl Images {
         if let Some(bucket) = &self.bucket
             && !lock(bucket).take(Instant::now())
         {
-            return Err(self.failed(key, "ErrImagePull", "pull QPS exceeded".to_owned()));
+            let text = "pull QPS exceeded".to_owned();
+            self.tell_failure(pod, container, asked, &text);
+            return Err(self.failed(key, "ErrImagePull", text));
         }
         let image = spec.image.clone();
-        let begin = Instant::now();
+        let waited = begin.elapsed();
         info!(pod = pod.full_name(), image, "Pulling image");
         let pulled = self.mutator.pull_image(spec.clone(), None, Some(sandbox.clone())).await;
         let found = match pulled {
@@ -190,10 +217,19 @@ impl Images {
                 let took = begin.elapsed();
                 self.metrics.image_pulled(found.size, took);
                 info!(pod = pod.full_name(), image, took = ?took, bytes = found.size, "Pulled image");
+                let text = format!(
+                    "Successfully pulled image \"{asked}\" in {} ({} including waiting). Image size: {} bytes.",
+                    go_duration(millis(took - waited)),
+                    go_duration(millis(took)),
+                    found.size
+                );
+                self.events.normal(pod, container, "Pulled", &text);
                 Ok(usable(found))
             }
             Ok(None) => {
-                Err(self.failed(key, "ErrImagePull", format!("image \"{image}\" vanished right after its pull")))
+                let text = format!("image \"{image}\" vanished right after its pull");
+                self.tell_failure(pod, container, asked, &text);
+                Err(self.failed(key, "ErrImagePull", text))
             }
             Err((e, reason)) => {
                 let reason = image_name::pull_error_reason(&e.message).unwrap_or(reason);
@@ -204,9 +240,14 @@ impl Images {
                 } else {
                     image_name::pull_error_message(&image, &e.message)
                 };
+                self.tell_failure(pod, container, asked, &e.rpc_text());
                 Err(self.failed(key, reason, message))
             }
         }
+    }
+
+    fn tell_failure(&self, pod: &DesiredPod, container: &str, asked: &str, error: &str) {
+        self.events.warning(pod, container, "Failed", &format!("Failed to pull image \"{asked}\": {error}"));
     }
 
     /// The problem of a pull that must wait, if it must.
@@ -237,6 +278,11 @@ impl Images {
         backoff.waits.remove_pod(uid);
         backoff.errors.retain(|(u, _), _| u != uid);
     }
+}
+
+/// Durations of events have whole milliseconds.
+fn millis(d: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn usable(image: v1::Image) -> UsableImage {

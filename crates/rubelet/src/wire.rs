@@ -186,6 +186,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             runtime.mutator.clone(),
             clock.clone(),
             metrics.clone(),
+            events.clone(),
             pull_limits(&config),
         ),
         objects,

@@ -565,6 +565,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         ports.clone(),
         clock.clone(),
         metrics.clone(),
+        Events::default(),
         PullLimits { parallel: Some(1), qps: 5, burst: 10 },
     );
     let deps = Arc::new(PodDeps {
