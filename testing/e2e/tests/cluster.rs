@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use cri_api::v1::ContainerState;
 use e2e::cluster::{Cluster, Test, main as harness, shape};
 use e2e::{NODE, Share, container, pod, seconds, share, status, wait_until, with};
 use jiff::Timestamp;
@@ -206,12 +207,20 @@ fn a_deleted_pod_ends_within_its_grace(cluster: &mut Cluster) {
     nothing_left(cluster, &uid);
 }
 
-/// Waits until nothing of the pod runs or takes room. The Go kubelet removes sandboxes and logs later, once a minute.
+/// Waits until nothing of the pod runs or holds anything. The Go kubelet removes ended containers, sandboxes and logs once a minute only.
 #[track_caller]
 fn nothing_left(cluster: &Cluster, uid: &str) {
+    let running = |id: &str| {
+        let all = cluster.node.containers();
+        all.iter().any(|c| c.id == id && c.state() == ContainerState::ContainerRunning)
+    };
     let left = || -> Vec<String> {
-        let later = |l: &String| l.starts_with("sandbox ") || l.starts_with("logs ");
-        cluster.node.leftovers(uid).into_iter().filter(|l| !later(l)).collect()
+        let counts = |l: &String| match l.split_once(' ') {
+            Some(("container", id)) => running(id),
+            Some((what, _)) => what != "sandbox" && what != "logs",
+            None => true,
+        };
+        cluster.node.leftovers(uid).into_iter().filter(counts).collect()
     };
     assert!(rig::poll(seconds(30), || left().is_empty()), "left of the pod {uid}: {:#?}", left());
 }
@@ -495,8 +504,8 @@ fn kubectl_logs_and_exec(cluster: &mut Cluster) {
 fn an_outage_of_the_api_server_harms_no_pod(cluster: &mut Cluster) {
     let share = Share::new(&cluster.node);
     let script =
-        format!("echo start >> /share/runs; while [ ! -e /share/crash ]; do sleep .1; done; rm /share/crash; exit 1");
-    let mut manifest = share.mounted(pod("outlives", [container("c", &script), container("d", SLEEP)]));
+        "echo start >> /share/runs; while [ ! -e /share/crash ]; do sleep .1; done; rm /share/crash; exit 1");
+    let mut manifest = share.mounted(pod("outlives", [container("c", script), container("d", SLEEP)]));
     manifest["spec"]["restartPolicy"] = json!("Always");
     cluster.run(&manifest);
     let before = cluster.wait_running("outlives");
