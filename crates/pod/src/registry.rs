@@ -281,6 +281,16 @@ impl Registry {
         all
     }
 
+    /// The pod of this name; of several, one that `prefer` likes. Looks at all entries: for what people ask, not for a pod's way.
+    pub fn find(&self, namespace: &str, name: &str, prefer: impl Fn(&PodView) -> bool) -> Option<Arc<PodEntry>> {
+        let pods = self.pods();
+        let named = pods.values().filter_map(|entry| {
+            let view = entry.view();
+            (view.namespace == namespace && view.name == name).then(|| (prefer(&view), view.seen, entry))
+        });
+        named.max_by_key(|(liked, seen, _)| (*liked, *seen)).map(|(_, _, entry)| entry.clone())
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.pods().len()
@@ -311,6 +321,29 @@ mod tests {
         let view = e.view();
         let kept: Vec<_> = view.timeline().iter().map(|s| (s.count, s.started.as_second())).collect();
         assert_eq!(kept, [(5, 0), (1, 9)]);
+    }
+
+    #[test]
+    fn found_by_name() {
+        let registry = Registry::default();
+        for (uid, name, second, state) in [
+            ("old", "web", 1, WorkerState::Syncing),
+            ("new", "web", 2, WorkerState::Syncing),
+            ("ended", "web", 3, WorkerState::Terminated),
+            ("other", "db", 4, WorkerState::Syncing),
+        ] {
+            let seen = Timestamp::from_second(second).unwrap();
+            let entry = PodEntry::new(PodUid::new(uid), "ns", name, None, seen);
+            entry.view().state = state;
+            registry.insert(Arc::new(entry));
+        }
+        let find = |namespace, name| {
+            let entry = registry.find(namespace, name, |v| v.state != WorkerState::Terminated);
+            entry.map(|e| e.uid.as_str().to_owned())
+        };
+        assert_eq!(find("ns", "web").as_deref(), Some("new"));
+        assert_eq!(find("ns", "db").as_deref(), Some("other"));
+        assert_eq!(find("default", "db"), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each endpoint is made by its own step, so that a port in use is known before anything starts:
-//! [`Server::healthz`], [`Server::read_only`] or [`Server::local`] builds it, [`Server::bind_tcp`] or [`Server::bind_unix`]
+//! [`Server::healthz`], [`Server::read_only`], [`Server::local`] or [`Server::kubelet`] builds it, [`Server::bind_tcp`] or [`Server::bind_unix`]
 //! opens the socket, [`Bound::run`] answers until the token is cancelled, [`Draining::drain`] lets running requests end until a
 //! deadline.
 //!
@@ -19,6 +19,7 @@ mod healthz;
 mod local;
 mod read_only;
 mod reply;
+mod secure;
 mod server;
 mod stall;
 
@@ -26,6 +27,10 @@ use model::report::{NodeReport, PodReport};
 
 pub use health::{Checks, Health};
 pub use local::{API_VERSION, socket_path};
+pub use secure::{
+    Authentication, Authorization, ContainerLog, ContainerPort, CriContainers, PodFacts, PodLookup, RunningPod,
+    SecureParts, ServingCertificate, TlsError, TlsSettings,
+};
 pub use server::{BindError, Bound, Draining, Limits, Server};
 
 /// Everything the endpoints show. All methods answer from memory and must not wait: a hung runtime must not hang `/pods`. They

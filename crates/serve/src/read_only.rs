@@ -30,7 +30,8 @@ const DISABLED: [&str; 8] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
 
 /// First parts of a path that have a label of their own in the HTTP metrics.
-const PATH_LABELS: [&str; 15] = [
+const PATH_LABELS: [&str; 16] = [
+    "configz",
     "healthz",
     "pods",
     "stats",
@@ -80,11 +81,17 @@ impl Handler for ReadOnly {
     }
 
     fn observe(&self, method: &Method, uri: &Uri) -> Option<HttpRequest> {
-        let method = METHOD_LABELS.iter().find(|label| **label == method.as_str()).unwrap_or(&"other");
-        let root = root(uri.path());
-        let path = PATH_LABELS.iter().find(|label| **label == root).unwrap_or(&"other");
-        Some(self.metrics.http_request(method, path, "readonly", false))
+        Some(observed(&self.metrics, method, uri, "readonly"))
     }
+}
+
+/// Counts a request to one of the two servers until the returned value is dropped.
+pub(crate) fn observed(metrics: &Metrics, method: &Method, uri: &Uri, server: &'static str) -> HttpRequest {
+    let method = METHOD_LABELS.iter().find(|label| **label == method.as_str()).unwrap_or(&"other");
+    let root = root(uri.path());
+    let path = PATH_LABELS.iter().find(|label| **label == root).unwrap_or(&"other");
+    let long_running = ["exec", "attach", "portForward"].contains(path);
+    metrics.http_request(method, path, server, long_running)
 }
 
 impl ReadOnly {
@@ -123,7 +130,7 @@ fn unknown(method: &Method, path: &str) -> Reply {
 }
 
 /// go-restful's rule: without the header anything goes, else one of the ranges must be `*/*` or the type itself.
-fn accepts_json(headers: &HeaderMap) -> bool {
+pub(crate) fn accepts_json(headers: &HeaderMap) -> bool {
     let Some(accept) = headers.get(ACCEPT).and_then(|value| value.to_str().ok()) else {
         return true;
     };

@@ -33,6 +33,10 @@ pub(crate) struct ReplyBody {
 }
 
 impl ReplyBody {
+    pub(crate) fn new(body: impl Into<Bytes>) -> Self {
+        Self { data: Some(body.into()).filter(|data| !data.is_empty()), permit: None }
+    }
+
     pub(crate) fn hold(&mut self, permit: OwnedSemaphorePermit) {
         self.permit = Some(permit);
     }
@@ -57,7 +61,7 @@ impl Body for ReplyBody {
 
 /// An answer with a body.
 pub(crate) fn reply(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(ReplyBody { data: Some(body.into()).filter(|data| !data.is_empty()), permit: None });
+    let mut reply = Response::new(ReplyBody::new(body));
     *reply.status_mut() = status;
     with(reply, CONTENT_TYPE, HeaderValue::from_static(content_type))
 }
@@ -97,8 +101,27 @@ pub(crate) fn redirect(method: &Method, to: &'static str) -> Reply {
     with(reply, LOCATION, HeaderValue::from_static(to))
 }
 
+/// A redirect to where the path should have led, as net/http's mux answers it.
+pub(crate) fn redirect_to(method: &Method, to: &str) -> Reply {
+    let escaped =
+        to.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;").replace('\'', "&#39;");
+    let mut reply = match *method {
+        Method::GET | Method::HEAD => reply(
+            StatusCode::TEMPORARY_REDIRECT,
+            "text/html; charset=utf-8",
+            format!("<a href=\"{escaped}\">Temporary Redirect</a>.\n\n"),
+        ),
+        _ => Response::new(ReplyBody::new(Bytes::new())),
+    };
+    *reply.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+    match HeaderValue::from_str(to) {
+        Ok(location) => with(reply, LOCATION, location),
+        Err(_) => not_found(),
+    }
+}
+
 /// An error as go-restful writes it: `405: Method Not Allowed`, without a line end.
-pub(crate) fn service_error(status: StatusCode, message: &'static str) -> Reply {
+pub(crate) fn service_error(status: StatusCode, message: impl Into<Bytes>) -> Reply {
     reply(status, TEXT, message)
 }
 

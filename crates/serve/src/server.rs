@@ -1,4 +1,4 @@
-//! Build, bind, run, drain: one HTTP/1.1 server over TCP or a unix socket, bounded on every side.
+//! Build, bind, run, drain: one server over TCP or a unix socket, bounded on every side.
 
 use std::fmt;
 use std::io;
@@ -27,6 +27,7 @@ use crate::healthz::Healthz;
 use crate::local::Local;
 use crate::read_only::ReadOnly;
 use crate::reply::{Answer, Reply, error};
+use crate::secure::{Secure, SecureParts, TlsError};
 use crate::stall::StallGuard;
 
 /// Answers requests of one server.
@@ -90,8 +91,17 @@ pub struct Server {
     name: &'static str,
     /// The settings that move it, for advice.
     settings: &'static str,
-    handler: Arc<dyn Handler>,
+    speaks: Speaks,
     limits: Limits,
+}
+
+/// What a server does with its connections.
+#[derive(Clone)]
+enum Speaks {
+    /// HTTP/1.1 without TLS, to anybody.
+    Plain(Arc<dyn Handler>),
+    /// HTTPS, to those who may.
+    Secure(Arc<Secure>),
 }
 
 impl fmt::Debug for Server {
@@ -106,7 +116,7 @@ impl Server {
         Self {
             name: "healthz server",
             settings: "healthzBindAddress and healthzPort",
-            handler: Arc::new(Healthz { health, checks }),
+            speaks: Speaks::Plain(Arc::new(Healthz { health, checks })),
             limits: Limits::default(),
         }
     }
@@ -116,7 +126,7 @@ impl Server {
         Self {
             name: "read-only server",
             settings: "address and readOnlyPort",
-            handler: Arc::new(ReadOnly { view, metrics, health }),
+            speaks: Speaks::Plain(Arc::new(ReadOnly { view, metrics, health })),
             limits: Limits::default(),
         }
     }
@@ -126,9 +136,23 @@ impl Server {
         Self {
             name: "local socket",
             settings: "--root-dir",
-            handler: Arc::new(Local { view }),
+            speaks: Speaks::Plain(Arc::new(Local { view })),
             limits: Limits::default(),
         }
+    }
+
+    /// The kubelet's own API for `address` and `port`: TLS, authentication, authorization.
+    ///
+    /// # Errors
+    /// The serving certificate or the client CAs cannot be used.
+    pub fn kubelet(parts: SecureParts) -> Result<Self, TlsError> {
+        Ok(Self {
+            name: "kubelet server",
+            settings: "address and port",
+            speaks: Speaks::Secure(Arc::new(Secure::open(parts)?)),
+            // Sessions and followed logs are connections too; idle ones are kept as long as Go keeps them.
+            limits: Limits { connections: 1024, head: Duration::from_secs(90), ..Limits::default() },
+        })
     }
 
     /// Other limits.
@@ -256,13 +280,8 @@ impl Bound {
     /// Answers until `stop` is cancelled, then closes the socket and tells every connection to end after its running request.
     /// Dropping the future cuts all connections off.
     pub async fn run(self, stop: CancellationToken) -> Draining {
-        let Self { listener, server: Server { name, handler, limits, .. } } = self;
-        let service = Arc::new(Service {
-            handler,
-            limits,
-            large_answers: Arc::new(Semaphore::new(limits.large_answers)),
-            stop: stop.clone(),
-        });
+        let Self { listener, server: Server { name, speaks, limits, .. } } = self;
+        let large = Arc::new(LargeAnswers::new(&limits));
         let slots = Arc::new(Semaphore::new(limits.connections));
         let limiter = LogLimiter::new(Duration::from_secs(60));
         let mut connections = JoinSet::new();
@@ -284,12 +303,9 @@ impl Bound {
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((slot, stream)) => {
-                    let service = service.clone();
+                    let served = serve(speaks.clone(), stream, limits, large.clone(), stop.clone());
                     connections.spawn(async move {
-                        match stream {
-                            Stream::Tcp(stream) => service.connection(stream).await,
-                            Stream::Unix(stream) => service.connection(stream).await,
-                        }
+                        served.await;
                         drop(slot);
                     });
                 }
@@ -312,6 +328,61 @@ impl Bound {
 enum Stream {
     Tcp(tokio::net::TcpStream),
     Unix(tokio::net::UnixStream),
+}
+
+async fn serve(speaks: Speaks, stream: Stream, limits: Limits, large: Arc<LargeAnswers>, stop: CancellationToken) {
+    match speaks {
+        Speaks::Plain(handler) => {
+            let service = Arc::new(Service { handler, limits, large, stop });
+            match stream {
+                Stream::Tcp(stream) => service.connection(stream).await,
+                Stream::Unix(stream) => service.connection(stream).await,
+            }
+        }
+        Speaks::Secure(secure) => match stream {
+            Stream::Tcp(stream) => {
+                // Clients may be silent for hours; those that are gone without a word are noticed.
+                let _ = stream.set_nodelay(true);
+                let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
+                let _ = rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(180));
+                secure.connection(stream, limits, large, stop).await;
+            }
+            Stream::Unix(stream) => secure.connection(stream, limits, large, stop).await,
+        },
+    }
+}
+
+/// Makes large answers, only so many at a time.
+pub(crate) struct LargeAnswers {
+    slots: Arc<Semaphore>,
+    wait: Duration,
+}
+
+impl LargeAnswers {
+    fn new(limits: &Limits) -> Self {
+        Self { slots: Arc::new(Semaphore::new(limits.large_answers)), wait: limits.answer_wait }
+    }
+
+    /// Does the work that an answer needs, if any.
+    pub(crate) async fn give(&self, answer: Answer, path: &str) -> Reply {
+        let work = match answer {
+            Answer::Now(reply) => return reply,
+            Answer::Later(work) => work,
+        };
+        let Ok(Ok(permit)) = tokio::time::timeout(self.wait, self.slots.clone().acquire_owned()).await else {
+            return error(StatusCode::SERVICE_UNAVAILABLE, "too many answers are being taken at once; try again");
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(mut reply) => {
+                reply.body_mut().hold(permit);
+                reply
+            }
+            Err(cause) => {
+                tracing::error!(path, err = %cause, "Failed to answer a request");
+                error(StatusCode::INTERNAL_SERVER_ERROR, "internal server error")
+            }
+        }
+    }
 }
 
 /// A server that accepts no more and has requests still running.
@@ -339,7 +410,7 @@ impl Draining {
 struct Service {
     handler: Arc<dyn Handler>,
     limits: Limits,
-    large_answers: Arc<Semaphore>,
+    large: Arc<LargeAnswers>,
     stop: CancellationToken,
 }
 
@@ -370,24 +441,8 @@ impl Service {
     async fn answer(&self, request: Request<Incoming>) -> Reply {
         let (method, uri) = (request.method(), request.uri());
         let _counted = self.handler.observe(method, uri);
-        let work = match self.handler.handle(method, uri, request.headers()) {
-            Answer::Now(reply) => return reply,
-            Answer::Later(work) => work,
-        };
-        let wait = tokio::time::timeout(self.limits.answer_wait, self.large_answers.clone().acquire_owned());
-        let Ok(Ok(permit)) = wait.await else {
-            return error(StatusCode::SERVICE_UNAVAILABLE, "too many answers are being taken at once; try again");
-        };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(mut reply) => {
-                reply.body_mut().hold(permit);
-                reply
-            }
-            Err(cause) => {
-                tracing::error!(path = request.uri().path(), err = %cause, "Failed to answer a request");
-                error(StatusCode::INTERNAL_SERVER_ERROR, "internal server error")
-            }
-        }
+        let answer = self.handler.handle(method, uri, request.headers());
+        self.large.give(answer, uri.path()).await
     }
 }
 

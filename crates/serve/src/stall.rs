@@ -2,22 +2,34 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+/// Shared with those who know the peer: true lets it take its time.
+pub(crate) type Patience = Arc<AtomicBool>;
+
 /// Fails a write with `TimedOut` when no byte went out for `limit`. Reads pass through: hyper limits those.
 pub(crate) struct StallGuard<T> {
     stream: T,
     limit: Duration,
+    patience: Option<Patience>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> StallGuard<T> {
     pub(crate) fn new(stream: T, limit: Duration) -> Self {
-        Self { stream, limit, timer: None }
+        Self { stream, limit, patience: None, timer: None }
+    }
+
+    /// While this is true, the peer may take as long as it likes.
+    pub(crate) fn with_patience(mut self, patience: Patience) -> Self {
+        self.patience = Some(patience);
+        self
     }
 
     /// Passes progress on; without any, runs the timer.
@@ -25,6 +37,10 @@ impl<T> StallGuard<T> {
         if progress.is_ready() {
             self.timer = None;
             return progress;
+        }
+        if self.patience.as_ref().is_some_and(|p| p.load(Ordering::Relaxed)) {
+            self.timer = None;
+            return Poll::Pending;
         }
         let limit = self.limit;
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));

@@ -102,6 +102,11 @@ impl LogReader {
         })
     }
 
+    /// The log's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Adds the next output to `out`.
     ///
     /// # Errors
