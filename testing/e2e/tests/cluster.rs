@@ -503,8 +503,7 @@ fn kubectl_logs_and_exec(cluster: &mut Cluster) {
 
 fn an_outage_of_the_api_server_harms_no_pod(cluster: &mut Cluster) {
     let share = Share::new(&cluster.node);
-    let script =
-        "echo start >> /share/runs; while [ ! -e /share/crash ]; do sleep .1; done; rm /share/crash; exit 1");
+    let script = "echo start >> /share/runs; while [ ! -e /share/crash ]; do sleep .1; done; rm /share/crash; exit 1";
     let mut manifest = share.mounted(pod("outlives", [container("c", script), container("d", SLEEP)]));
     manifest["spec"]["restartPolicy"] = json!("Always");
     cluster.run(&manifest);
