@@ -88,7 +88,7 @@ impl Keeper {
     async fn run(mut self) {
         let _ = tokio::time::timeout(FIRST_LOOK, self.first_look()).await;
         loop {
-            if self.config.register && (!self.registered || self.object.is_absent()) {
+            if self.must_register() {
                 self.register().await;
             }
             self.update().await;
@@ -140,9 +140,13 @@ impl Keeper {
         }
     }
 
+    fn must_register(&self) -> bool {
+        self.config.register && (!self.registered || self.object.is_absent())
+    }
+
     /// Tells of a cordon or its end. True when the object is to be made, or is another than the one that was last looked at.
     fn see_object(&mut self) -> bool {
-        let Some(node) = self.object.newest() else { return self.config.register && self.object.is_absent() };
+        let Some(node) = self.object.newest() else { return self.must_register() };
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or_default();
         if std::mem::replace(&mut self.unschedulable, unschedulable) != unschedulable {
             let reason = if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" };

@@ -58,8 +58,7 @@ async fn follow(
             }
             Delta::Upsert(fresh) => {
                 node.send_if_modified(|known| {
-                    let stale =
-                        known.as_ref().is_some_and(|k| k.metadata.uid == fresh.metadata.uid && !is_newer(&fresh, k));
+                    let stale = known.as_ref().is_some_and(|k| is_newer(k, &fresh));
                     if !stale {
                         *known = Some(Arc::new(fresh));
                     }
@@ -84,10 +83,10 @@ fn remove(node: &watch::Sender<Option<Arc<Node>>>, uid: Option<&String>) {
     });
 }
 
-/// True when `a` is the same object in a later version. Resource versions are numbers since KEP-5504; others are not compared.
+/// True when `a` is the same object in a later version. Resource versions are numbers (KEP-5504); of others none is later.
 fn is_newer(a: &Node, b: &Node) -> bool {
     let version = |n: &Node| n.metadata.resource_version.as_ref().and_then(|v| v.parse::<u128>().ok());
-    a.metadata.uid == b.metadata.uid && version(a) > version(b)
+    a.metadata.uid == b.metadata.uid && version(a).zip(version(b)).is_some_and(|(a, b)| a > b)
 }
 
 impl NodeObject {
@@ -163,6 +162,13 @@ mod tests {
         deltas.send(Delta::Upsert(node("n", "u1", "8"))).await.unwrap();
         let mut seen = object.node();
         seen.wait_for(|n| n.as_ref().is_some_and(|n| n.metadata.resource_version.as_deref() == Some("8")))
+            .await
+            .unwrap();
+
+        // What cannot be compared is taken as it comes from the watch.
+        deltas.send(Delta::Upsert(node("n", "u1", "x8"))).await.unwrap();
+        deltas.send(Delta::Upsert(node("n", "u1", "x9"))).await.unwrap();
+        seen.wait_for(|n| n.as_ref().is_some_and(|n| n.metadata.resource_version.as_deref() == Some("x9")))
             .await
             .unwrap();
 

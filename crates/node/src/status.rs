@@ -82,6 +82,7 @@ impl Keeper {
             Err(e) => {
                 if e.is_not_found() {
                     self.object.gone(&node);
+                    self.registered = false;
                 }
                 Err(e)
             }
@@ -96,7 +97,7 @@ impl Keeper {
     }
 
     /// The object to start from: the watch's at first, then the server's newest. None: there is none, somebody is to make it.
-    async fn current(&self, first: bool) -> ClusterResult<Option<std::sync::Arc<Node>>> {
+    async fn current(&mut self, first: bool) -> ClusterResult<Option<std::sync::Arc<Node>>> {
         if first {
             if let Some(node) = self.object.newest() {
                 return Ok(Some(node));
@@ -110,7 +111,10 @@ impl Keeper {
                 self.object.offer(node.clone());
                 Ok(Some(node.into()))
             }
-            Err(e) if e.is_not_found() && !self.config.register => Ok(None),
+            Err(e) if e.is_not_found() => {
+                self.registered = false;
+                Ok(None)
+            }
             Err(e) => Err(e),
         }
     }

@@ -123,6 +123,12 @@ async fn without_a_watch_the_object_is_found_by_asking() {
     assert!(handles.node.borrow().is_some());
     let requests = rig.api.take();
     assert_eq!((count(&requests, "create node"), count(&requests, "get node")), (1, 1), "{requests:?}");
+    // Its end is found out by the next write, here because of a change.
+    rig.api.delete_node();
+    rig.pressures.send_modify(|p| p.pid = true);
+    rig.pass(5).await;
+    assert!(rig.conditions().contains(&"PIDPressure=True".to_owned()));
+    assert!(handles.node.borrow().is_some());
 }
 
 #[tokio::test(start_paused = true)]
