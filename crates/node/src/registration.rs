@@ -89,3 +89,7 @@ pub(crate) fn whole_patch(old: &Node, new: &Node) -> Option<Value> {
         (object, status) => status.or(object),
     }
 }
+
+#[cfg(test)]
+#[path = "registration_tests.rs"]
+mod tests;
