@@ -4,6 +4,7 @@ mod agent;
 mod check;
 mod cli;
 mod explain;
+mod https;
 mod join;
 mod manifest_dir;
 mod node;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
+use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
 use decide::gc::ContainerGcPolicy;
 use decide::resources;
@@ -35,13 +36,14 @@ use pod::settings::Settings;
 use pod::source::{self, SourceUpdate, StaticContext};
 use pod::status::{Mirrors, StatusQueue, StatusWriter};
 use pod::worker::PodDeps;
-use serve::{Bound, Checks, Health, Server};
+use serve::{Bound, Checks, CriContainers, Health, Server};
 use telemetry::LogLimiter;
 use telemetry::klog;
 use telemetry::metrics::{BuildInfo, Metrics};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::https;
 use crate::join::Cluster;
 use crate::manifest_dir::DiskManifests;
 use crate::node;
@@ -113,6 +115,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
 
     let clock = Clock::system();
     let random = Random::from_os();
+    // The kubelet's port gets the right to run a command in a container, and nothing else of it.
+    let containers = CriContainers::new(runtime.reader.clone(), runtime.streaming.clone(), runtime.mutator.clone());
     let registry = Arc::new(Registry::default());
     let pleg = pod::pleg::start(runtime.reader.clone(), registry.clone(), clock.clone(), metrics.clone(), &tasks);
     if !config.pod_cidr.is_empty() {
@@ -207,7 +211,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     });
     let (updates_tx, updates) = mpsc::channel(16);
     let mut sources = sources(&config, &gates, &node_name, &clock, updates_tx.clone(), &tasks)?;
-    let mut api = None;
+    let (mut api, mut node_object) = (None, None);
     if let Some(cluster) = &cluster {
         let parts = Parts {
             runtime: deps.reader.clone(),
@@ -228,6 +232,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let stopped = tasks.clone();
         tasks.spawn(async move { writer.run(&stopped).await });
         sources.push(PodSource::Api);
+        node_object = Some(handles.node.clone());
         let pods = cluster.follow_pods(
             &node_name,
             handles.node,
@@ -249,7 +254,23 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         clock,
         configz: config::configz(&config),
     });
-    let servers = bind(&config, &flags, view, metrics, log).await?;
+    let health = Health::new(view.clone(), metrics.clone(), Some(log));
+    let secure = if config.enable_server {
+        let needs = https::Needs {
+            cluster: cluster.as_ref(),
+            node: node_object,
+            node_name: &view.node_name,
+            view: view.clone(),
+            registry: view.registry.clone(),
+            containers: Arc::new(containers),
+            metrics: metrics.clone(),
+            health: health.clone(),
+        };
+        Some(https::server(&config, &flags, &gates, needs, &tasks)?)
+    } else {
+        None
+    };
+    let servers = bind(&config, &flags, view, metrics, health, secure).await?;
     tasks.spawn(dispatcher.run(updates));
     Ok(Running { tasks, servers })
 }
@@ -258,6 +279,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
 struct Runtime {
     reader: Arc<dyn RuntimeReader>,
     mutator: Arc<dyn RuntimeMutator>,
+    streaming: Arc<dyn RuntimeStreaming>,
     name: String,
     cgroup_driver: Option<i32>,
     groups_policy: bool,
@@ -295,6 +317,7 @@ impl Runtime {
         let features = status.runtime_handlers.iter().find(|h| h.name.is_empty()).and_then(|h| h.features);
         Ok(Self {
             reader: client.clone(),
+            streaming: client.clone(),
             mutator: client,
             name: version.runtime_name,
             cgroup_driver,
@@ -410,9 +433,9 @@ async fn bind(
     flags: &Flags,
     view: Arc<View>,
     metrics: Arc<Metrics>,
-    log: klog::Handle,
+    health: Health,
+    secure: Option<Server>,
 ) -> Result<Vec<Bound>, Failure> {
-    let health = Health::new(view.clone(), metrics.clone(), Some(log));
     let address = |ip: &str, port: i32| -> Result<SocketAddr, Failure> {
         let ip: IpAddr = ip.parse().map_err(|e| format!("address {ip:?} is not an IP address: {e}"))?;
         Ok(SocketAddr::new(ip, config::port_number(port)))
@@ -425,6 +448,9 @@ async fn bind(
     if config.read_only_port > 0 {
         let at = address(&config.address, config.read_only_port)?;
         servers.push(Server::read_only(view.clone(), metrics, health).bind_tcp(at).await?);
+    }
+    if let Some(secure) = secure {
+        servers.push(secure.bind_tcp(address(&config.address, config.port)?).await?);
     }
     let socket = serve::socket_path(flags.root_dir());
     servers.push(Server::local(view).bind_unix(&socket).await?);
