@@ -409,6 +409,7 @@ impl Dispatcher {
         };
         self.deps.registry.remove(uid);
         self.mirrors.disown(&held.full_name, uid);
+        self.deps.status.gone(uid);
         self.ended.insert(uid.clone(), self.runtime.borrow().pass);
         self.qos_soon();
         self.admit.release(uid.clone()).await;

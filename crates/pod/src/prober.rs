@@ -40,12 +40,35 @@ pub struct Prober {
     random: Random,
     events: Events,
     began: tokio::time::Instant,
-    containers: Mutex<HashMap<String, Probed>>,
+    table: Mutex<Table>,
+}
+
+/// Containers with probes, by id, and the ids of each pod: one pod's round costs that pod only.
+#[derive(Default)]
+struct Table {
+    containers: HashMap<String, Probed>,
+    pods: HashMap<PodUid, Vec<String>>,
+}
+
+impl Table {
+    /// Ends the probes of the pod's containers that are not to be kept.
+    fn retain(&mut self, uid: &PodUid, keep: impl Fn(&str) -> bool) {
+        let Some(ids) = self.pods.get_mut(uid) else { return };
+        ids.retain(|id| {
+            let stays = keep(id);
+            if let Some(probed) = (!stays).then(|| self.containers.remove(id)).flatten() {
+                probed.stop.cancel();
+            }
+            stays
+        });
+        if ids.is_empty() {
+            self.pods.remove(uid);
+        }
+    }
 }
 
 /// The probes of one container.
 struct Probed {
-    uid: PodUid,
     states: HashMap<ProbeKind, ProbeState>,
     started: watch::Sender<bool>,
     stop: CancellationToken,
@@ -67,12 +90,12 @@ impl Prober {
             random,
             events,
             began: tokio::time::Instant::now(),
-            containers: Mutex::new(HashMap::new()),
+            table: Mutex::default(),
         })
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<String, Probed>> {
-        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the probes of containers that run, and ends those of containers that do not. `address` is where probes without a host go.
@@ -84,13 +107,7 @@ impl Prober {
         entry: &Arc<PodEntry>,
     ) {
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.state == ContainerState::Running);
-        self.table().retain(|id, probed| {
-            let keep = probed.uid != *pod.uid() || running(id);
-            if !keep {
-                probed.stop.cancel();
-            }
-            keep
-        });
+        self.table().retain(pod.uid(), running);
         for container in pod.containers() {
             if !matches!(container.kind, ContainerKind::App | ContainerKind::Sidecar) || !has_probes(container.spec) {
                 continue;
@@ -99,7 +116,7 @@ impl Prober {
             else {
                 continue;
             };
-            if self.table().contains_key(&seen.id) {
+            if self.table().containers.contains_key(&seen.id) {
                 continue;
             }
             self.begin(pod, container.spec, &seen.id, seen.started_at, address.clone(), entry);
@@ -119,13 +136,15 @@ impl Prober {
         let has_startup = probes.iter().any(|(kind, _)| *kind == ProbeKind::Startup);
         let stop = self.tasks.stop().child_token();
         let probed = Probed {
-            uid: pod.uid().clone(),
             states: probes.iter().map(|(kind, _)| (*kind, ProbeState::new(*kind))).collect(),
             started: watch::Sender::new(!has_startup),
             stop: stop.clone(),
         };
         let started = probed.started.subscribe();
-        self.table().insert(id.to_owned(), probed);
+        let mut table = self.table();
+        table.containers.insert(id.to_owned(), probed);
+        table.pods.entry(pod.uid().clone()).or_default().push(id.to_owned());
+        drop(table);
         for (kind, probe) in probes {
             let task = ProbeTask {
                 prober: self.clone(),
@@ -146,16 +165,11 @@ impl Prober {
 
     /// Ends all probes of a pod.
     pub fn forget(&self, uid: &PodUid) {
-        self.table().retain(|_, probed| {
-            if probed.uid == *uid {
-                probed.stop.cancel();
-            }
-            probed.uid != *uid
-        });
+        self.table().retain(uid, |_| false);
     }
 
     fn verdict(&self, id: &str, kind: ProbeKind) -> Option<bool> {
-        self.table().get(id)?.states.get(&kind)?.verdict()
+        self.table().containers.get(id)?.states.get(&kind)?.verdict()
     }
 
     /// What the plan needs to know of a container.
@@ -178,7 +192,7 @@ impl Prober {
     /// Takes one result; true when the probe is settled for good.
     fn take(&self, task: &ProbeTask, success: bool) -> bool {
         let mut table = self.table();
-        let Some(probed) = table.get_mut(&task.target.container_id) else {
+        let Some(probed) = table.containers.get_mut(&task.target.container_id) else {
             return true;
         };
         let Some(state) = probed.states.get_mut(&task.kind) else {

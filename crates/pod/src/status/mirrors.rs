@@ -104,6 +104,17 @@ impl Mirrors {
         self.1.mirror_changed(&name);
     }
 
+    /// What a write of ours was answered. It counts only while the watch shows the object: the answer may come after its deletion.
+    pub(super) fn answered(&self, mirror: Mirror) {
+        let mut table = self.table();
+        if let Some(held) = table.mirrors.get_mut(&mirror.full_name())
+            && held.uid == mirror.uid
+            && held.version < mirror.version
+        {
+            *held = Arc::new(mirror);
+        }
+    }
+
     /// The object of this UID is gone; true when it was a mirror pod.
     pub fn remove(&self, uid: &PodUid) -> bool {
         let mut table = self.table();

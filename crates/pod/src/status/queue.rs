@@ -38,6 +38,11 @@ impl StatusQueue {
         }
     }
 
+    /// The pod has no worker any more: what was remembered of it may go.
+    pub fn gone(&self, uid: &PodUid) {
+        self.push(Key::Pod(uid.clone()));
+    }
+
     /// The mirror pod of this full name, or its static pod, came, went or changed.
     pub fn mirror_changed(&self, full_name: &str) {
         if self.0.is_some() {

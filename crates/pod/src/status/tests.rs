@@ -28,6 +28,8 @@ struct State {
     down: bool,
     refuse: Option<String>,
     asked: Vec<String>,
+    /// Happens while the next patch is under way.
+    meanwhile: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl FakeApi {
@@ -110,6 +112,10 @@ impl PodApi for FakeApi {
             return Err(ClusterError::from_answer("patch", 422, None, body));
         }
         apply(&mut pod, patch);
+        let meanwhile = self.state().meanwhile.take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
         Ok(self.put(pod))
     }
 
@@ -180,6 +186,12 @@ impl World {
         let fresh = DesiredPod::new(serde_json::from_value(held).unwrap(), PodSource::Api).unwrap();
         self.registry.get(pod.uid()).unwrap().view().desired = Some(fresh);
         self.queue.changed(pod);
+    }
+
+    /// The watch shows a mirror pod as the API holds it.
+    fn watch(&self, name: &str) {
+        let held = self.api.state().pods[name].clone();
+        self.mirrors.upsert(Mirror::of(&serde_json::from_value(held).unwrap()).unwrap());
     }
 
     fn show(&self, pod: &DesiredPod, status: PodStatus) {
@@ -333,7 +345,10 @@ async fn a_mirror_pod_follows_its_static_pod() {
     let node = json!({"metadata": {"name": "n1", "uid": "node-uid"}});
     world.node.send_replace(Some(Arc::new(serde_json::from_value(node).unwrap())));
     settle().await;
-    assert_eq!(world.api.asked(), ["create s", "patch s"]);
+    assert_eq!(world.api.asked(), ["create s"]);
+    world.watch("s");
+    settle().await;
+    assert_eq!(world.api.asked(), ["patch s"]);
     let made = world.api.state().pods["s"].clone();
     assert_eq!(made["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h1");
     assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "node-uid");
@@ -345,7 +360,10 @@ async fn a_mirror_pod_follows_its_static_pod() {
     world.mirrors.upsert(Mirror::of(&world.api.put(deleting)).unwrap());
     settle().await;
     let uid = made["metadata"]["uid"].as_str().unwrap();
-    assert_eq!(world.api.asked(), [format!("delete s 0 {uid}"), "create s".into(), "patch s".into()]);
+    assert_eq!(world.api.asked(), [format!("delete s 0 {uid}"), "create s".into()]);
+    world.watch("s");
+    settle().await;
+    assert_eq!(world.api.asked(), ["patch s"]);
 
     // Another form of the static pod: the old mirror goes, a new one comes.
     world.registry.remove(pod.uid());
@@ -357,6 +375,18 @@ async fn a_mirror_pod_follows_its_static_pod() {
     let asked = world.api.asked();
     assert!(asked[0].starts_with("delete s 0 ") && asked[1] == "create s", "{asked:?}");
     assert_eq!(world.api.state().pods["s"]["metadata"]["annotations"]["kubernetes.io/config.mirror"], "h2");
+    world.watch("s");
+
+    // It is deleted while a status is on its way: the answer does not bring it back.
+    let uid = PodUid::new(world.api.state().pods["s"]["metadata"]["uid"].as_str().unwrap());
+    let mirrors = world.mirrors.clone();
+    world.api.state().meanwhile = Some(Box::new(move || assert!(mirrors.remove(&uid))));
+    world.show(&changed, phase("Running"));
+    settle().await;
+    assert_eq!(world.api.asked(), ["patch s", "create s"]);
+    world.watch("s");
+    settle().await;
+    world.api.asked();
 
     world.registry.remove(changed.uid());
     world.mirrors.disown("s_ns", changed.uid());

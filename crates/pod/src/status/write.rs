@@ -116,7 +116,7 @@ impl Shared {
 
     fn answered(&self, uid: &PodUid, pod: Pod) {
         if let Some(mirror) = Mirror::of(&pod) {
-            self.mirrors.upsert(mirror);
+            self.mirrors.answered(mirror);
             return;
         }
         let version = version_of(&pod.metadata);
@@ -169,13 +169,8 @@ impl Shared {
     async fn create_mirror(&self, desired: &DesiredPod, hash: &str, node: &Node) -> Outcome {
         info!(pod = desired.full_name(), uid = %desired.uid(), "Creating a mirror pod for static pod");
         match self.api.create_pod(&mirror_of(desired, hash, node)).await {
-            Ok(pod) => {
-                if let Some(mirror) = Mirror::of(&pod) {
-                    self.mirrors.upsert(mirror);
-                }
-                Outcome::Written
-            }
-            // The watch brings it.
+            // The watch brings it: only the watch knows whether it still is there.
+            Ok(_) => Outcome::Written,
             Err(e) if e.is_already_exists() => Outcome::Refused,
             Err(e) => failed("create the mirror pod", desired.namespace(), desired.name(), &e),
         }
