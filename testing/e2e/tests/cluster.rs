@@ -78,7 +78,9 @@ fn compare(at: &str, expected: &Value, given: &Value, out: &mut Vec<String>) {
 }
 
 fn the_node_object_is_as_the_go_kubelets(cluster: &mut Cluster) {
-    let mut node = cluster.get_node();
+    let mut node = wait_until("the controller manager has noted its hint on the node", seconds(30), || {
+        Some(cluster.get_node()).filter(|n| n["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"] == "0")
+    });
     let meta = node["metadata"].as_object_mut().unwrap();
     for field in ["creationTimestamp", "managedFields", "resourceVersion", "uid"] {
         meta.remove(field);
@@ -100,6 +102,15 @@ fn the_node_object_is_as_the_go_kubelets(cluster: &mut Cluster) {
         assert!(image["sizeBytes"].take().as_u64().is_some_and(|s| s > 100_000));
     }
     node["status"]["images"].as_array_mut().unwrap().sort_by_key(|i| i["names"][0].as_str().map(str::to_owned));
+    // The scheduler may count on what is declared, so a kubelet declares what it has of the Go kubelet's, and nothing else.
+    let declared = node["status"].as_object_mut().unwrap().remove("declaredFeatures").unwrap_or_default();
+    let known = [
+        "ExtendWebSocketsToKubelet",
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingInitContainers",
+        "RestartAllContainersOnContainerExits",
+    ];
+    assert!(declared.as_array().into_iter().flatten().all(|f| known.iter().any(|k| f == k)), "{declared}");
     assert_fixture("node", &node);
 }
 
