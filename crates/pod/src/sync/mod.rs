@@ -31,6 +31,10 @@ use crate::worker::{EndReason, Next, Worker};
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
 /// Wait before another try after an error.
 const ERROR_RETRY: Duration = Duration::from_secs(10);
+/// Wait before another try while the runtime still holds a name for a call that a killed agent began.
+const RESERVED_RETRY: Duration = Duration::from_secs(1);
+/// What containerd says then.
+const RESERVED: &str = "is reserved for ";
 /// Spread of every wait: the factor is between 1 and this much more.
 const SPREAD: f64 = 0.5;
 /// How often a pod's dead containers are collected.
@@ -211,7 +215,7 @@ impl Worker {
         self.note_failure(what, reason);
         // Events of the runtime that the failed try itself caused must not start the next one at once.
         self.quiet_until = Some(Instant::now() + QUIET);
-        self.retry(ERROR_RETRY)
+        self.retry(if reason.contains(RESERVED) { RESERVED_RETRY } else { ERROR_RETRY })
     }
 
     /// Logs a failure of the pod's work, at most once a minute for each text.
