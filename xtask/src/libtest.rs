@@ -58,7 +58,11 @@ pub(crate) fn read(log: &str) -> Report {
     let mut lines = log.lines();
     while let Some(line) = lines.next() {
         if line.starts_with("thread '") && line.contains(" panicked at ") {
-            let said: Vec<&str> = lines.clone().take_while(|l| !l.starts_with("note: ") && !l.starts_with("stack backtrace:")).take(PANIC_LINES).collect();
+            let said: Vec<&str> = lines
+                .clone()
+                .take_while(|l| !l.starts_with("note: ") && !l.starts_with("stack backtrace:"))
+                .take(PANIC_LINES)
+                .collect();
             let said = said.iter().map(|l| l.chars().take(300).collect::<String>());
             report.panics.push(std::iter::once(line.to_owned()).chain(said).collect::<Vec<_>>().join("\n"));
         } else if let Some((_, sums)) = line.split_once("test result: ") {

@@ -4,6 +4,7 @@ mod bench;
 mod checks;
 mod cluster;
 mod demo;
+mod joined;
 mod libtest;
 mod node;
 mod setup;
@@ -54,6 +55,12 @@ enum Task {
         /// One short round instead of three full ones
         #[arg(long)]
         quick: bool,
+        /// As the node of a control plane: so many pods of the API server, then an outage of it
+        #[arg(long, value_name = "PODS")]
+        joined: Option<usize>,
+        /// How long that outage is, in minutes
+        #[arg(long, value_name = "MINUTES", default_value_t = 10)]
+        outage: u64,
     },
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
@@ -70,7 +77,10 @@ fn main() -> ExitCode {
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
-        Task::Bench { quick } => bench::run(&shell, quick),
+        Task::Bench { joined: Some(pods), outage, .. } => {
+            joined::run(&shell, pods, std::time::Duration::from_secs(outage * 60))
+        }
+        Task::Bench { quick, .. } => bench::run(&shell, quick),
         Task::Containerd { which } => containerd(&shell, which),
     });
     match result {
