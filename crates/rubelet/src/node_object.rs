@@ -72,6 +72,10 @@ pub(crate) fn start(
     };
     let events = Arc::new(Events { recorder: cluster.recorder.clone(), about });
     events.event(&NodeEvent::starting());
+    // Written before anything else was started; a start without it does not get here.
+    if config.cgroups_per_qos && config.enforce_node_allocatable.iter().any(|e| e == "pods") {
+        events.event(&NodeEvent::allocatable_enforced());
+    }
     let ports = NodePorts {
         nodes: Arc::new(client.clone()),
         heartbeat: heartbeat.clone(),

@@ -82,6 +82,8 @@ pub struct Cluster {
     pub node: Node,
     /// The control plane.
     pub plane: ControlPlane,
+    /// The kubelet's usual flags.
+    flags: Vec<String>,
 }
 
 impl Cluster {
@@ -101,7 +103,8 @@ impl Cluster {
             .config(fields)
             .flag(&format!("--kubeconfig={}", kubeconfig.display()))
             .flag(&format!("--node-ip={address}"));
-        let cluster = Self { node: Node::with(options), plane };
+        let node = Node::with(options);
+        let cluster = Self { flags: node.flags().to_vec(), node, plane };
         cluster.wait_ready();
         cluster
     }
@@ -113,7 +116,8 @@ impl Cluster {
         for file in std::fs::read_dir(self.node.manifests()).into_iter().flatten().flatten() {
             let _ = std::fs::remove_file(file.path());
         }
-        if !self.node.running() {
+        if !self.node.running() || self.node.flags() != self.flags {
+            self.node.set_flags(self.flags.clone());
             self.node.restart();
         }
         self.wait_ready();

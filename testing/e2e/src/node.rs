@@ -272,6 +272,16 @@ impl Node {
         self.config[key] = value;
     }
 
+    /// The flags of the next start, besides `--config` and `--root-dir`.
+    pub fn flags(&self) -> &[String] {
+        &self.flags
+    }
+
+    /// Changes the flags for the next start.
+    pub fn set_flags(&mut self, flags: Vec<String>) {
+        self.flags = flags;
+    }
+
     /// A port of the configuration: `port`, `readOnlyPort`, `healthzPort`.
     pub fn port(&self, key: &str) -> u16 {
         self.config[key].as_u64().and_then(|p| u16::try_from(p).ok()).unwrap_or_default()

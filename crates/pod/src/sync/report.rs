@@ -18,7 +18,7 @@ use crate::worker::{EndReason, Worker};
 
 impl Worker {
     /// Composes and publishes the status; the phase that the containers alone give.
-    pub(crate) fn publish(&mut self, pod: &DesiredPod, observed: &ObservedPod) -> String {
+    pub(crate) fn publish(&self, pod: &DesiredPod, observed: &ObservedPod) -> String {
         let deps = self.deps.clone();
         let settings = &deps.settings;
         let waiting: BTreeMap<String, WaitingReason> = self

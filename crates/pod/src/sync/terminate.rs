@@ -18,7 +18,11 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::hooks::{self, HookContext};
+use super::observe::Observer;
 use crate::worker::{EndReason, Ending, Intent, StepError, Worker};
+
+/// A burst of exits is looked at once.
+const SHOWN_AGAIN: Duration = Duration::from_millis(100);
 
 impl Worker {
     /// One try to end everything. True when nothing can run any more; None when the agent stops.
@@ -48,6 +52,7 @@ impl Worker {
             () = stop.cancelled() => return None,
             // A later, shorter grace: plan again with it. Other news changes nothing about an end.
             () = shorter_grace(&mut newer, grace) => false,
+            () = self.keep_showing(pod.as_ref()) => false,
             result = self.stop_all(pod.as_ref(), &observed, &plan) => match result {
                 Ok(()) => true,
                 Err(reason) => {
@@ -74,6 +79,20 @@ impl Worker {
                 self.note_failure("observe", &e.to_string());
                 Some(false)
             }
+        }
+    }
+
+    /// Shows what changes while the end takes its time: a readiness probe that fails, a container that has ended (A12). Never returns.
+    async fn keep_showing(&self, pod: Option<&DesiredPod>) {
+        let Some(pod) = pod else { return std::future::pending().await };
+        let mut observer = Observer::new(self.deps.reader.clone(), self.deps.host.clone());
+        loop {
+            self.entry.woken().await;
+            // What cannot be seen now is seen when the stop is done.
+            if let Ok(observed) = observer.observe(&self.entry.uid, pod.namespace(), pod.name()).await {
+                self.publish(pod, &observed);
+            }
+            tokio::time::sleep(SHOWN_AGAIN).await;
         }
     }
 

@@ -111,7 +111,7 @@ impl Authenticator {
 impl Tokens {
     async fn user(&self, token: &str) -> ClusterResult<Option<Arc<User>>> {
         let digest = Sha256::digest(token.as_bytes()).into();
-        self.answers.get(digest, async { Ok((self.review(token).await?, self.keep)) }).await
+        self.answers.get(digest, async { Ok((super::authz::in_time(self.review(token)).await?, self.keep)) }).await
     }
 
     async fn review(&self, token: &str) -> ClusterResult<Option<Arc<User>>> {

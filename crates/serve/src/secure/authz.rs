@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::calls::AuthApi;
-use cluster::{ClusterError, ClusterResult};
+use cluster::{ClusterError, ClusterResult, ErrorKind};
 use http::Method;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 
@@ -13,6 +13,8 @@ use super::cache::TtlCache;
 
 /// Answers kept.
 const ANSWERS: usize = 4096;
+/// For an answer; then the request is refused.
+const DEADLINE: Duration = Duration::from_secs(10);
 /// Tries of a question to the API server, with waits of half a second growing by half (client-go's webhooks).
 const TRIES: u32 = 5;
 
@@ -108,7 +110,7 @@ impl Authorizer {
             let answer = self
                 .answers
                 .get((user.clone(), verb, subresource), async {
-                    let allowed = self.review(&**api, user, verb, subresource).await?;
+                    let allowed = in_time(self.review(&**api, user, verb, subresource)).await?;
                     Ok((allowed, if allowed { *keep_allowed } else { *keep_denied }))
                 })
                 .await;
@@ -133,7 +135,7 @@ impl Authorizer {
         }
         tracing::info!(v = 2, user = user.name, verb, resource = "nodes", subresources = ?subresources, "Forbidden");
         Err(Refusal::Forbidden(format!(
-            "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])",
+            "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])\n",
             user.name,
             subresources.join(" ")
         )))
@@ -161,6 +163,12 @@ impl Authorizer {
         // A denial and no opinion are the same here.
         Ok(answer.status.is_some_and(|s| s.allowed && s.denied != Some(true)))
     }
+}
+
+/// Gives up on an API server that does not answer.
+pub(crate) async fn in_time<T>(call: impl Future<Output = ClusterResult<T>>) -> ClusterResult<T> {
+    let late = || ClusterError::new("ask the API server about a caller", ErrorKind::Timeout, "it takes too long");
+    tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// Asks again while the answer is a passing failure.

@@ -68,9 +68,8 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>, debugging:
         return redirect(&clean);
     }
     let path = decode(path);
-    let slashless = |tree: &&str| tree.strip_suffix('/') == Some(path.as_str());
-    if path == "/stats" || TREES.iter().any(|t| slashless(t)) || (!debugging && SERVICES.iter().any(|t| slashless(t)))
-    {
+    let is_root = |tree: &str| tree.strip_suffix('/') == Some(path.as_str());
+    if path == "/stats" || TREES.iter().any(|t| is_root(t)) || (!debugging && SERVICES.iter().any(|t| is_root(t))) {
         return redirect(&format!("{path}/"));
     }
     let get = |known: Known| if *method == Method::GET { known } else { Known::Method("GET") };
