@@ -172,6 +172,9 @@ fn differential(shell: &Shell, options: &Options, step: &str) -> Result<Outcome>
     })
 }
 
+/// Long tests of what does not depend on the runtime's version: they run on the first containerd only.
+const ONCE: [&str; 4] = ["--skip", "restarts_wait_longer_each_time", "--skip", "fifty_kills"];
+
 /// The tests on a real containerd; a stage for all of them, taken down afterwards also when they fail.
 fn end_to_end(shell: &Shell, options: &Options, newest: bool, first: bool, name: &mut String) -> Result<Outcome> {
     if !rustix::process::geteuid().is_root() {
@@ -213,6 +216,7 @@ fn end_to_end(shell: &Shell, options: &Options, newest: bool, first: bool, name:
         // One at a time: every kubelet takes all pods of its runtime for its own.
         .args(["--include-ignored", "--test-threads=1", "--nocapture"])
         .args(&options.filter)
+        .args(if first || options.filter.is_some() { &[][..] } else { &ONCE })
         .env("RUBELET_E2E_CONTAINERD_SOCK", stage.socket())
         .env("RUBELET_E2E_CONTAINERD_VERSION", &runtime.version)
         .env("RUBELET_BIN", rubelet);

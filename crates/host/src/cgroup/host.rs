@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::cgroup::{CgroupName, CgroupResources};
@@ -24,13 +24,15 @@ pub struct HostCgroups {
     /// Present under the systemd driver.
     slices: Option<Arc<dyn SliceUnits>>,
     proc: PathBuf,
+    /// Files of controllers that this host lacks and that were named in the log; once is enough.
+    named: Mutex<BTreeSet<String>>,
 }
 
 impl HostCgroups {
     /// With the `cgroupfs` driver. `proc` is where procfs stands, for the figures of the root group.
     pub fn cgroupfs(layout: CgroupLayout, proc: &Path) -> Self {
         let controllers = layout.controllers();
-        Self { layout, controllers, slices: None, proc: proc.to_owned() }
+        Self { layout, controllers, slices: None, proc: proc.to_owned(), named: Mutex::default() }
     }
 
     /// With the `systemd` driver: `slices` creates the groups, the files that systemd does not know are written here.
@@ -196,7 +198,9 @@ impl HostCgroups {
             }
         };
         let Some(dir) = dir else {
-            tracing::debug!(controller = write.controller, file = write.file, "cgroup controller is not on this host");
+            if self.named.lock().unwrap_or_else(PoisonError::into_inner).insert(write.file.clone()) {
+                tracing::debug!(controller = write.controller, file = write.file, "cgroup controller is not on this host");
+            }
             return Ok(());
         };
         match self.put_checked(&dir.join(&write.file), &write.value) {
