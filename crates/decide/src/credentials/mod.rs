@@ -146,9 +146,8 @@ fn login_of(wire: WireLogin) -> Result<Login, String> {
     let decoded = GeneralPurpose::new(&alphabet::STANDARD, config).decode(text);
     let decoded = decoded.map_err(|e| format!("auth field: {e}"))?;
     let text = String::from_utf8_lossy(&decoded).into_owned();
-    let (username, password) = text
-        .split_once(':')
-        .ok_or("unable to parse auth field, must be formatted as base64(username:password)")?;
+    let (username, password) =
+        text.split_once(':').ok_or("unable to parse auth field, must be formatted as base64(username:password)")?;
     Ok(Login { username: username.to_owned(), password: password.to_owned(), email })
 }
 
@@ -176,8 +175,7 @@ impl Keyring {
     pub fn add_secret(&mut self, secret: &Secret) -> Result<(), String> {
         let meta = &secret.metadata;
         let text = |s: &Option<String>| s.clone().unwrap_or_default();
-        let origin =
-            Origin::Secret { uid: text(&meta.uid), namespace: text(&meta.namespace), name: text(&meta.name) };
+        let origin = Origin::Secret { uid: text(&meta.uid), namespace: text(&meta.namespace), name: text(&meta.name) };
         let data = |key: &str| secret.data.as_ref()?.get(key).map(|b| b.0.as_slice()).filter(|b| !b.is_empty());
         let config = match secret.type_.as_deref() {
             Some("kubernetes.io/dockerconfigjson") => data(".dockerconfigjson").map(parse_config_json),
@@ -211,7 +209,8 @@ fn key_of(place: &str) -> Option<String> {
     }
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-    let path = path.strip_prefix("/v1").or_else(|| path.strip_prefix("/v2")).filter(|p| p.starts_with('/')).unwrap_or(path);
+    let path =
+        path.strip_prefix("/v1").or_else(|| path.strip_prefix("/v2")).filter(|p| p.starts_with('/')).unwrap_or(path);
     Some(if path == "/" { host.to_owned() } else { format!("{host}{path}") })
 }
 

@@ -182,9 +182,9 @@ impl PulledRecord {
                     }
                 }
                 known.kubernetes_secrets.sort_by(|a, b| place(a).cmp(&place(b)));
-                known.kubernetes_service_accounts.sort_by(|a, b| {
-                    (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid))
-                });
+                known
+                    .kubernetes_service_accounts
+                    .sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
                 secrets + accounts > 0
             }
         };
@@ -310,10 +310,12 @@ pub fn access_with(record: &PulledRecord, name: &str, credentials: &[Credential]
     let Some(known) = record.credential_mapping.get(name) else { return Access::Unproven };
     let few = known.kubernetes_secrets.len() < SECRETS_MAX;
     for own in credentials.iter().filter_map(secret_of) {
-        let newly = || Access::GrantedNewly(PullCredentials {
-            kubernetes_secrets: vec![own.clone()],
-            ..PullCredentials::default()
-        });
+        let newly = || {
+            Access::GrantedNewly(PullCredentials {
+                kubernetes_secrets: vec![own.clone()],
+                ..PullCredentials::default()
+            })
+        };
         for k in &known.kubernetes_secrets {
             let same_hash = !k.credential_hash.is_empty() && k.credential_hash == own.credential_hash;
             let same_secret = place(k) == place(&own);
@@ -360,7 +362,9 @@ mod tests {
         let mut record = PulledRecord::new("sha256:1", NOW);
         assert_eq!(
             String::from_utf8(record.encode()).unwrap(),
-            format!("{{\"kind\":\"ImagePulledRecord\",\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\"lastUpdatedTime\":\"{NOW}\",\"imageRef\":\"sha256:1\"}}\n")
+            format!(
+                "{{\"kind\":\"ImagePulledRecord\",\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\"lastUpdatedTime\":\"{NOW}\",\"imageRef\":\"sha256:1\"}}\n"
+            )
         );
         record.merge("img", &PullCredentials::of(Some(&credential("1", "p"))), NOW);
         let text = String::from_utf8(record.encode()).unwrap();
