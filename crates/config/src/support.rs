@@ -22,8 +22,6 @@ pub enum Level {
 
 /// Field path, what happens when it differs from its default, why.
 pub const FIELDS: &[(&str, Level, &str)] = &[
-    ("imagePullCredentialsVerificationPolicy", Level::Warn, "pull credentials are not recorded"),
-    ("preloadedImagesVerificationAllowlist", Level::Warn, "pull credentials are not recorded"),
     ("enableContentionProfiling", Level::Warn, "there are no locks to profile in this way"),
     ("kubeletCgroups", Level::Warn, "rubelet stays in the cgroup it was started in"),
     ("systemCgroups", Level::Warn, "other processes are not moved"),
@@ -71,6 +69,7 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
 /// Gates that change what rubelet does. Every other gate of the kubelet that stands elsewhere than its default is named as having no effect.
 pub const HONOURED_GATES: &[Gate] = &[
     Gate::ChangeContainerStatusOnKubeletRestart,
+    Gate::ClusterTrustBundleProjection,
     Gate::ContainerRestartRules,
     Gate::ContainerStopSignals,
     Gate::CPUManagerPolicyAlphaOptions,
@@ -80,7 +79,9 @@ pub const HONOURED_GATES: &[Gate] = &[
     Gate::EnvFiles,
     Gate::HostnameOverride,
     Gate::KubeletCrashLoopBackOffMax,
+    Gate::KubeletEnsureSecretPulledImages,
     Gate::KubeletFineGrainedAuthz,
+    Gate::KubeletServiceAccountTokenForCredentialProviders,
     Gate::MemoryQoS,
     Gate::PodLevelResources,
     Gate::PodLogsQuerySplitStreams,
@@ -94,8 +95,6 @@ pub const HONOURED_GATES: &[Gate] = &[
 
 /// Flag, what happens when it is given with a value, why.
 pub const FLAGS: &[(&str, Level, &str)] = &[
-    ("image-credential-provider-config", Level::Warn, "there are no credential provider plugins"),
-    ("image-credential-provider-bin-dir", Level::Warn, "there are no credential provider plugins"),
     ("experimental-mounter-path", Level::Warn, "the system's mount is used"),
     ("exit-on-lock-contention", Level::Warn, "the lock file is not watched"),
     ("runtime-cgroups", Level::Warn, "statistics of the runtime are not kept"),

@@ -5,6 +5,7 @@
 pub mod admission;
 pub mod backoff;
 pub mod config;
+pub mod credentials;
 pub mod gc;
 pub mod node;
 pub mod observe;

@@ -3,27 +3,37 @@
 //! Pulls are started one after the other with `serializeImagePulls`, else up to `maxParallelImagePulls` at once, and at most
 //! `registryPullQPS` a second with bursts of `registryBurst`. A failed pull backs off per pod and image.
 //!
+//! All credentials that fit the image are tried until one works. Who pulled what is recorded ([`records`]), and an image that is there is used only
+//! by pods that have proven their right to it.
+//!
 //! No task of its own: each worker calls [`Images::ensure`] in its round and can drop the call (a deleted pod does not wait for its pull).
 //! A pull has no deadline, as in the CRI: the runtime ends pulls that make no progress.
+
+pub mod records;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cri::port::{Outcome, RuntimeMutator, RuntimeReader};
+use async_trait::async_trait;
+use cri::port::{CriError, Outcome, RuntimeMutator, RuntimeReader};
 use cri_api::v1;
 use decide::backoff::PullBackoffs;
 use decide::config::image_name::{self, PullDecision};
-use decide::text::go_duration;
+use decide::credentials::records::{Access, PullCredentials, without_tag};
+use decide::credentials::{Credential, Keyring};
+use decide::text::{aggregate, go_duration};
 use jiff::Timestamp;
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use telemetry::metrics::Metrics;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{error, info};
 
 use crate::events::Events;
+use crate::objects::{PodObjects, Standalone};
 use crate::ports::Clock;
+pub use records::Records;
 
 /// An image that a container can be created from.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +53,57 @@ pub struct ImageProblem {
     pub message: String,
     /// When a try makes sense again; None: the next sync.
     pub retry_at: Option<Timestamp>,
+}
+
+/// Credentials that the node has for every pod, or for a pod's service account: files of docker's formats, plugins.
+#[async_trait]
+pub trait NodeCredentials: Send + Sync {
+    /// Those that fit a repository (`docker.io/library/x`), in the order in which they are to be tried. What cannot be had is logged and left
+    /// out; never takes longer than a plugin's minute for each plugin.
+    async fn lookup(&self, pod: &DesiredPod, repository: &str) -> Vec<Credential>;
+}
+
+/// A node without credentials.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoCredentials;
+
+#[async_trait]
+impl NodeCredentials for NoCredentials {
+    async fn lookup(&self, _pod: &DesiredPod, _repository: &str) -> Vec<Credential> {
+        Vec::new()
+    }
+}
+
+/// Credentials of one start, once they were looked up.
+#[derive(Default)]
+struct OnceCredentials(Option<Vec<Credential>>);
+
+/// How a pull failed.
+struct PullError {
+    /// The API's reason.
+    reason: &'static str,
+    /// The API's message.
+    message: String,
+    /// The error itself, as events have it.
+    event: String,
+}
+
+impl PullError {
+    fn plain(message: String) -> Self {
+        Self { reason: "ErrImagePull", event: message.clone(), message }
+    }
+
+    fn one(e: &CriError, reason: &'static str, image: &str) -> Self {
+        let reason = image_name::pull_error_reason(&e.message).unwrap_or(reason);
+        let message = if e.outcome == Outcome::Unreachable {
+            format!("failed to pull image \"{image}\": {}", e.rpc_text())
+        } else if reason == "ErrImagePull" {
+            e.rpc_text()
+        } else {
+            image_name::pull_error_message(image, &e.message)
+        };
+        Self { reason, message, event: e.rpc_text() }
+    }
 }
 
 /// How pulls are limited.
@@ -73,6 +134,9 @@ pub struct Images {
     slots: Option<Semaphore>,
     bucket: Option<Mutex<Bucket>>,
     backoff: Mutex<Backoff>,
+    objects: Arc<dyn PodObjects>,
+    node: Arc<dyn NodeCredentials>,
+    records: Option<Records>,
 }
 
 /// A token bucket over tokio's clock.
@@ -121,10 +185,28 @@ impl Images {
             bucket: (limits.qps > 0)
                 .then(|| Mutex::new(Bucket { tokens: burst, rate: f64::from(limits.qps), burst, at: Instant::now() })),
             backoff: Mutex::default(),
+            objects: Arc::new(Standalone),
+            node: Arc::new(NoCredentials),
+            records: None,
         }
     }
 
-    /// Makes the container's image usable: looks, decides by pull policy, pulls.
+    /// Images with these credentials: the pod's pull secrets by way of `objects`, the node's own by way of `node`.
+    #[must_use]
+    pub fn with_credentials(mut self, objects: Arc<dyn PodObjects>, node: Arc<dyn NodeCredentials>) -> Self {
+        self.objects = objects;
+        self.node = node;
+        self
+    }
+
+    /// Images whose pulls are recorded, and whose use must be proven (gate KubeletEnsureSecretPulledImages).
+    #[must_use]
+    pub fn with_records(mut self, records: Records) -> Self {
+        self.records = Some(records);
+        self
+    }
+
+    /// Makes the container's image usable: looks, decides by pull policy and by the pod's right to it, pulls.
     ///
     /// # Errors
     /// The waiting reason and message of the API.
@@ -136,14 +218,13 @@ impl Images {
         runtime_handler: &str,
     ) -> Result<UsableImage, ImageProblem> {
         let asked = container.spec.image.as_deref().unwrap_or_default();
-        let problem = |reason, message: String| ImageProblem { reason, message, retry_at: None };
         let name = container.spec.name.as_str();
-        let warning = |reason: &str, text: &str| self.events.warning(pod, name, reason, text);
-        let image = image_name::with_default_tag(asked).map_err(|e| {
-            let text = image_name::default_tag_error(asked, &e);
-            warning("InspectFailed", &text);
-            problem("InvalidImageName", text)
-        })?;
+        let told = |reason, event: &str, message: String| {
+            self.events.warning(pod, name, event, &message);
+            ImageProblem { reason, message, retry_at: None }
+        };
+        let image = image_name::with_default_tag(asked)
+            .map_err(|e| told("InvalidImageName", "InspectFailed", image_name::default_tag_error(asked, &e)))?;
         let spec = v1::ImageSpec {
             image: image.clone(),
             user_specified_image: String::new(),
@@ -151,28 +232,126 @@ impl Images {
             runtime_handler: runtime_handler.to_owned(),
             annotations: pod.meta().annotations.clone().unwrap_or_default(),
         };
-        let present = self.reader.image_status(spec.clone()).await.map_err(|e| {
-            let text = format!("Failed to inspect image \"{image}\": {}", e.message);
-            warning("InspectFailed", &text);
-            problem("ImageInspectError", text)
-        })?;
         let policy = container.spec.image_pull_policy.as_deref().unwrap_or_default();
+        let present = if policy == "Always" {
+            None
+        } else {
+            // The name stands empty in Go's text.
+            let failed = |e: CriError| format!("Failed to inspect image \"\": {}", e.rpc_text());
+            self.reader
+                .image_status(spec.clone())
+                .await
+                .map_err(|e| told("ImageInspectError", "InspectFailed", failed(e)))?
+        };
+        let never = || told("ErrImageNeverPull", "ErrImageNeverPull", image_name::never_pull_message(asked));
         let decision = image_name::pull_decision(policy, present.is_some());
-        self.metrics.ensure_image(policy, Some(present.is_some()), Some(decision == PullDecision::Pull));
-        match (decision, present) {
+        let looked = (policy != "Always").then_some(present.is_some());
+        let mut credentials = OnceCredentials::default();
+        let found = match (decision, present) {
             (PullDecision::UsePresent, Some(found)) => {
-                let text =
-                    format!("Container image \"{asked}\" already present on machine and can be accessed by the pod");
-                self.events.normal(pod, name, "Pulled", &text);
-                Ok(usable(found))
+                self.may_use(pod, asked, &image, &found.id, &mut credentials).await?.then_some(found)
             }
             (PullDecision::Never, _) => {
-                let text = image_name::never_pull_message(asked);
-                warning("ErrImageNeverPull", &text);
-                Err(problem("ErrImageNeverPull", text))
+                self.metrics.ensure_image(policy, looked, Some(false));
+                return Err(never());
             }
-            _ => self.pull(pod, name, asked, spec, sandbox).await,
+            _ => None,
+        };
+        self.metrics.ensure_image(policy, looked, Some(found.is_none()));
+        match found {
+            Some(found) => {
+                let message = image_name::present_message(asked, self.records.is_some());
+                self.events.normal(pod, name, "Pulled", &message);
+                Ok(usable(found))
+            }
+            // Whether it is there at all must not be told to those who may not use it.
+            None if policy == "Never" => Err(never()),
+            None => {
+                let key = (pod.uid().clone(), spec.image.clone());
+                if let Some(waiting) = self.in_backoff(&key, asked) {
+                    self.events.normal(pod, name, "BackOff", &image_name::back_off_message(asked, ""));
+                    return Err(waiting);
+                }
+                let credentials = self.credentials(pod, &image, &mut credentials).await?;
+                self.pull(pod, name, asked, spec, sandbox, &credentials).await
+            }
         }
+    }
+
+    /// True when the pod may use an image that is there.
+    async fn may_use(
+        &self,
+        pod: &DesiredPod,
+        asked: &str,
+        image: &str,
+        image_ref: &str,
+        credentials: &mut OnceCredentials,
+    ) -> Result<bool, ImageProblem> {
+        let Some(records) = &self.records else { return Ok(true) };
+        let (record, intended) = match records.find(asked, image_ref).await {
+            Ok(known) => known,
+            Err(reason) => {
+                error!(image = asked, err = reason, "Unable to access cache records about image pulls");
+                return Ok(false);
+            }
+        };
+        if !records.policy().must_verify(asked, record.is_some() || intended) {
+            return Ok(true);
+        }
+        let (Some(record), Ok(name)) = (record, without_tag(asked)) else { return Ok(false) };
+        let access = match records::access(Some(&record), &name) {
+            Access::Depends => {
+                let own = self.credentials(pod, image, credentials).await?;
+                records::access_with(&record, &name, &own)
+            }
+            known => known,
+        };
+        match access {
+            Access::Granted => Ok(true),
+            Access::GrantedNewly(who) => {
+                if let Err(reason) = records.record(asked, image_ref, Some(&who)).await {
+                    error!(image = asked, err = reason, "failed to write an image pulled record");
+                }
+                Ok(true)
+            }
+            Access::Unproven | Access::Depends => Ok(false),
+        }
+    }
+
+    /// All credentials that may be tried: of the pod's secrets, of the node's files, of its plugins. Looked up once for each start.
+    async fn credentials(
+        &self,
+        pod: &DesiredPod,
+        image: &str,
+        once: &mut OnceCredentials,
+    ) -> Result<Vec<Credential>, ImageProblem> {
+        if let Some(known) = &once.0 {
+            return Ok(known.clone());
+        }
+        let problem = |message| ImageProblem { reason: "ErrImagePull", message, retry_at: None };
+        let repository = image_name::parse(image).map_err(problem)?.repository;
+        let mut keyring = Keyring::default();
+        let mut missing = Vec::new();
+        let names = pod.spec().image_pull_secrets.iter().flatten().map(|r| r.name.as_str()).filter(|n| !n.is_empty());
+        for name in names {
+            match self.objects.secret(pod.namespace(), name).await {
+                Ok(secret) => keyring.add_secret(&secret).map_err(problem)?,
+                Err(e) => {
+                    info!(pod = pod.full_name(), secret = name, err = %e, "Unable to retrieve pull secret, the image pull may not succeed.");
+                    missing.push(name);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let message = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            );
+            self.events.pod_warning(pod, "FailedToRetrieveImagePullSecret", &message);
+        }
+        let mut all = keyring.lookup(&repository);
+        all.extend(self.node.lookup(pod, &repository).await);
+        Ok(once.0.insert(all).clone())
     }
 
     async fn pull(
@@ -182,72 +361,94 @@ impl Images {
         asked: &str,
         spec: v1::ImageSpec,
         sandbox: &v1::PodSandboxConfig,
+        credentials: &[Credential],
     ) -> Result<UsableImage, ImageProblem> {
         let key = (pod.uid().clone(), spec.image.clone());
-        if let Some(waiting) = self.in_backoff(&key, asked) {
-            self.events.normal(pod, container, "BackOff", &format!("Back-off pulling image \"{asked}\""));
-            return Err(waiting);
-        }
-        let begin = Instant::now();
+        let image = spec.image.clone();
+        let waiting = Instant::now();
         self.events.normal(pod, container, "Pulling", &format!("Pulling image \"{asked}\""));
+        let intent = match &self.records {
+            Some(records) => Some(records.intend(asked).await.map_err(|reason| ImageProblem {
+                reason: "ErrImagePull",
+                message: format!("Failed to record image pull intent for container image \"{asked}\": {reason}"),
+                retry_at: None,
+            })?),
+            None => None,
+        };
         let _slot = match &self.slots {
             Some(slots) => slots.acquire().await.ok(),
             None => None,
         };
-        if let Some(bucket) = &self.bucket
-            && !lock(bucket).take(Instant::now())
-        {
-            let text = "pull QPS exceeded".to_owned();
-            self.tell_failure(pod, container, asked, &text);
-            return Err(self.failed(key, "ErrImagePull", text));
-        }
-        let image = spec.image.clone();
-        let waited = begin.elapsed();
+        let begin = Instant::now();
         info!(pod = pod.full_name(), image, "Pulling image");
-        let pulled = self.mutator.pull_image(spec.clone(), None, Some(sandbox.clone())).await;
-        let found = match pulled {
-            Ok(reference) => {
-                let by_ref = v1::ImageSpec { image: reference, ..spec };
-                self.reader.image_status(by_ref).await.map_err(|e| (e, "ImageInspectError"))
+        let pulled = self.try_all(&spec, sandbox, credentials).await;
+        let (used, found) = match pulled {
+            Ok((reference, used)) => {
+                let by_ref = v1::ImageSpec { image: reference.clone(), ..spec };
+                let found = self.reader.image_status(by_ref).await;
+                (Some((reference, used)), found.map_err(|e| PullError::one(&e, "ImageInspectError", &image)))
             }
-            Err(e) => Err((e, "ErrImagePull")),
+            Err(e) => (None, Err(e)),
         };
-        match found {
+        if let (Some(records), Some(intent)) = (&self.records, intent) {
+            let used = used.map(|(reference, used)| (reference, PullCredentials::of(used.as_ref())));
+            records.finish(intent, used).await;
+        }
+        let failed = match found {
             Ok(Some(found)) => {
                 let took = begin.elapsed();
                 self.metrics.image_pulled(found.size, took);
                 info!(pod = pod.full_name(), image, took = ?took, bytes = found.size, "Pulled image");
-                let text = format!(
+                let message = format!(
                     "Successfully pulled image \"{asked}\" in {} ({} including waiting). Image size: {} bytes.",
-                    go_duration(millis(took - waited)),
                     go_duration(millis(took)),
+                    go_duration(millis(waiting.elapsed())),
                     found.size
                 );
-                self.events.normal(pod, container, "Pulled", &text);
-                Ok(usable(found))
+                self.events.normal(pod, container, "Pulled", &message);
+                return Ok(usable(found));
             }
-            Ok(None) => {
-                let text = format!("image \"{image}\" vanished right after its pull");
-                self.tell_failure(pod, container, asked, &text);
-                Err(self.failed(key, "ErrImagePull", text))
-            }
-            Err((e, reason)) => {
-                let reason = image_name::pull_error_reason(&e.message).unwrap_or(reason);
-                let message = if e.outcome == Outcome::Unreachable {
-                    format!("failed to pull image \"{image}\": {}", e.rpc_text())
-                } else if reason == "ErrImagePull" {
-                    e.rpc_text()
-                } else {
-                    image_name::pull_error_message(&image, &e.message)
-                };
-                self.tell_failure(pod, container, asked, &e.rpc_text());
-                Err(self.failed(key, reason, message))
-            }
-        }
+            Ok(None) => PullError::plain(format!("image \"{image}\" vanished right after its pull")),
+            Err(e) => e,
+        };
+        self.events.warning(pod, container, "Failed", &format!("Failed to pull image \"{asked}\": {}", failed.event));
+        Err(self.failed(key, failed.reason, failed.message))
     }
 
-    fn tell_failure(&self, pod: &DesiredPod, container: &str, asked: &str, error: &str) {
-        self.events.warning(pod, container, "Failed", &format!("Failed to pull image \"{asked}\": {error}"));
+    /// Pulls with one credential after the other, without any when there are none; what worked.
+    async fn try_all(
+        &self,
+        spec: &v1::ImageSpec,
+        sandbox: &v1::PodSandboxConfig,
+        credentials: &[Credential],
+    ) -> Result<(String, Option<Credential>), PullError> {
+        let all: Vec<Option<&Credential>> =
+            if credentials.is_empty() { vec![None] } else { credentials.iter().map(Some).collect() };
+        let mut errors = Vec::new();
+        for credential in all {
+            if let Some(bucket) = &self.bucket
+                && !lock(bucket).take(Instant::now())
+            {
+                errors.push(PullError::plain("pull QPS exceeded".to_owned()));
+                continue;
+            }
+            let auth = credential.map(|c| v1::AuthConfig {
+                username: c.login.username.clone(),
+                password: c.login.password.clone(),
+                ..v1::AuthConfig::default()
+            });
+            match self.mutator.pull_image(spec.clone(), auth, Some(sandbox.clone())).await {
+                Ok(reference) => return Ok((reference, credential.cloned())),
+                Err(e) => errors.push(PullError::one(&e, "ErrImagePull", &spec.image)),
+            }
+        }
+        if errors.len() == 1
+            && let Some(only) = errors.pop()
+        {
+            return Err(only);
+        }
+        let texts: Vec<String> = errors.into_iter().map(|e| e.event).collect();
+        Err(PullError::plain(aggregate(&texts).unwrap_or_default()))
     }
 
     /// The problem of a pull that must wait, if it must.
@@ -288,3 +489,7 @@ fn millis(d: Duration) -> Duration {
 fn usable(image: v1::Image) -> UsableImage {
     UsableImage { image_ref: image.id.clone(), image }
 }
+
+#[cfg(test)]
+#[path = "images/tests.rs"]
+mod tests;

@@ -273,6 +273,10 @@ pub trait PodHost: Send + Sync {
     async fn write_atomic(&self, path: &std::path::Path, content: Vec<u8>, mode: u32) -> HostResult<()>;
     /// The node's own hosts file and resolv.conf, read at each use; None when absent.
     async fn read_file(&self, path: &std::path::Path) -> HostResult<Option<Vec<u8>>>;
+    /// Names and contents of the regular files in a directory; nothing when it is absent.
+    async fn list_files(&self, dir: &std::path::Path) -> HostResult<Vec<(String, Vec<u8>)>>;
+    /// Removes a file. Absent is done.
+    async fn remove_file(&self, path: &std::path::Path) -> HostResult<()>;
     /// A file of a volume, opened without leaving the volume or following a link; None when absent.
     async fn read_in_volume(&self, volume: &std::path::Path, path: &str) -> HostResult<Option<Vec<u8>>>;
     /// The node's addresses, main one first.

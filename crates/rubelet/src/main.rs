@@ -3,6 +3,7 @@
 mod agent;
 mod check;
 mod cli;
+mod credentials;
 mod explain;
 mod https;
 mod join;

@@ -384,6 +384,34 @@ impl PodHost for NodeHost {
         blocking(format!("read {}", path.display()), move || Ok(fsx::read_if_there(&file)?)).await
     }
 
+    async fn list_files(&self, dir: &Path) -> HostResult<Vec<(String, Vec<u8>)>> {
+        let dir = dir.to_owned();
+        blocking(format!("read the files of {}", dir.display()), move || {
+            let mut files = Vec::new();
+            let entries = match std::fs::read_dir(&dir) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(files),
+                entries => entries?,
+            };
+            for entry in entries {
+                let entry = entry?;
+                if let (true, Some(name)) = (entry.file_type()?.is_file(), entry.file_name().to_str()) {
+                    files.extend(fsx::read_if_there(&entry.path())?.map(|content| (name.to_owned(), content)));
+                }
+            }
+            Ok(files)
+        })
+        .await
+    }
+
+    async fn remove_file(&self, path: &Path) -> HostResult<()> {
+        let file = path.to_owned();
+        blocking(format!("remove {}", path.display()), move || match std::fs::remove_file(&file) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+            _ => Ok(()),
+        })
+        .await
+    }
+
     async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
         let (root, relative) = (volume.to_owned(), PathBuf::from(path));
         blocking(format!("read {path} of {}", volume.display()), move || {

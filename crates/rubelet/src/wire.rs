@@ -19,6 +19,7 @@ use std::time::Duration;
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
 use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
+use decide::credentials::records::Policy;
 use decide::gc::ContainerGcPolicy;
 use decide::resources;
 use decide::restart::RestartGates;
@@ -26,7 +27,7 @@ use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
 use model::pod::PodSource;
 use pod::desired::Dispatcher;
 use pod::events::Events;
-use pod::images::{Images, PullLimits};
+use pod::images::{Images, PullLimits, Records};
 use pod::logs::{LogLimits, LogReopener};
 use pod::objects::{PodObjects, Standalone};
 use pod::ports::{Clock, PodHost, Random, Tasks};
@@ -43,6 +44,7 @@ use telemetry::metrics::{BuildInfo, Metrics};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::credentials::{self, NodeKeyring, Places};
 use crate::https;
 use crate::join::Cluster;
 use crate::manifest_dir::DiskManifests;
@@ -184,15 +186,22 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         Some(cluster) => cluster.objects(&config, gates.enabled(Gate::ClusterTrustBundleProjection), &tasks),
         None => Arc::new(Standalone),
     };
+    let mut images = Images::new(
+        runtime.reader.clone(),
+        runtime.mutator.clone(),
+        clock.clone(),
+        metrics.clone(),
+        events.clone(),
+        pull_limits(&config),
+    )
+    .with_credentials(objects.clone(), Arc::new(node_credentials(&flags, &gates, &objects)?));
+    if let Some(policy) = verification(&config) {
+        let records = Records::new(host.clone(), flags.root_dir(), policy, clock.clone());
+        records.take_over(&*runtime.reader).await;
+        images = images.with_records(records);
+    }
     let deps = Arc::new(PodDeps {
-        images: Images::new(
-            runtime.reader.clone(),
-            runtime.mutator.clone(),
-            clock.clone(),
-            metrics.clone(),
-            events.clone(),
-            pull_limits(&config),
-        ),
+        images,
         objects,
         prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone(), events.clone()),
         reader: runtime.reader,
@@ -346,6 +355,11 @@ fn make_directories(flags: &Flags, config: &KubeletConfiguration) -> Result<(), 
     ] {
         host::fsx::ensure_dirs(&dir, 0o750)?;
     }
+    if config.image_pull_credentials_verification_policy.is_some() {
+        for dir in ["pulling", "pulled"] {
+            host::fsx::ensure_dirs(&root.join("image_manager").join(dir), 0o700)?;
+        }
+    }
     host::fsx::ensure_dirs(Path::new(&config.pod_logs_dir), 0o750)?;
     host::fsx::ensure_dirs(Path::new(decide::config::names::CONTAINER_LOGS_DIR), 0o755)?;
     if let Err(e) = host::mount::make_rshared(Path::new(node::PROC), root) {
@@ -405,6 +419,36 @@ fn sources(
         tasks.spawn(until_stop(Box::pin(task)));
     }
     Ok(sources)
+}
+
+/// The node's own pull credentials.
+fn node_credentials(flags: &Flags, gates: &Gates, objects: &Arc<dyn PodObjects>) -> Result<NodeKeyring, Failure> {
+    let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+    let places = Places::new(flags.root_dir(), &home);
+    let (config, bin) = (flags.image_credential_provider_config(), flags.image_credential_provider_bin_dir());
+    let (Some(config), Some(bin)) = (&config, &bin) else {
+        if config.is_some() || bin.is_some() {
+            return Err("--image-credential-provider-config and --image-credential-provider-bin-dir go together".into());
+        }
+        return Ok(NodeKeyring::new(places, Vec::new(), Path::new(""), objects));
+    };
+    let tokens = gates.enabled(Gate::KubeletServiceAccountTokenForCredentialProviders);
+    let providers = credentials::config::load(config, bin, tokens)
+        .map_err(|e| format!("Failed to register CRI auth plugins: {e}"))?;
+    Ok(NodeKeyring::new(places, providers, bin, objects))
+}
+
+/// Who must prove the right to an image that is there; None: gate KubeletEnsureSecretPulledImages is off.
+fn verification(config: &KubeletConfiguration) -> Option<Policy> {
+    use config::ImagePullCredentialsVerificationPolicy as Configured;
+    Some(match config.image_pull_credentials_verification_policy? {
+        Configured::NeverVerify => Policy::NeverVerify,
+        Configured::NeverVerifyPreloadedImages => Policy::NeverVerifyPreloaded,
+        Configured::NeverVerifyAllowlistedImages => {
+            Policy::NeverVerifyAllowlisted(config.preloaded_images_verification_allowlist.clone())
+        }
+        Configured::AlwaysVerify => Policy::AlwaysVerify,
+    })
 }
 
 fn pull_limits(config: &KubeletConfiguration) -> PullLimits {

@@ -352,6 +352,24 @@ impl PodHost for FakeHost {
         self.call("read_file", "", |s| s.files.get(path).cloned()).await
     }
 
+    async fn list_files(&self, dir: &Path) -> HostResult<Vec<(String, Vec<u8>)>> {
+        self.call("list_files", "", |s| {
+            let inside = |(path, content): (&PathBuf, &Vec<u8>)| {
+                let name = path.file_name().filter(|_| path.parent() == Some(dir))?;
+                Some((name.to_string_lossy().into_owned(), content.clone()))
+            };
+            s.files.iter().filter_map(inside).collect()
+        })
+        .await
+    }
+
+    async fn remove_file(&self, path: &Path) -> HostResult<()> {
+        self.call("remove_file", "", |s| {
+            s.files.remove(path);
+        })
+        .await
+    }
+
     async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
         self.call("read_in_volume", "", |s| s.files.get(&volume.join(path)).cloned()).await
     }

@@ -307,6 +307,12 @@ impl PodHost for Ports {
     async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
         self.look(self.world.host.read_file(path)).await
     }
+    async fn list_files(&self, dir: &Path) -> HostResult<Vec<(String, Vec<u8>)>> {
+        self.look(self.world.host.list_files(dir)).await
+    }
+    async fn remove_file(&self, path: &Path) -> HostResult<()> {
+        self.change(format!("remove_file {}", path.display()), None, self.world.host.remove_file(path)).await
+    }
     async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
         self.look(self.world.host.read_in_volume(volume, path)).await
     }

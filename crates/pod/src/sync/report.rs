@@ -165,6 +165,13 @@ impl Worker {
                     format!("Back-off restarting failed container {} in pod {}", w.name, decide::config::pod_text(pod));
                 self.deps.events.warning(pod, &w.name, "BackOff", &text);
             }
+            if w.reason == "ImagePullBackOff"
+                && let Some(image) = pod.container(&w.name).and_then(|c| c.spec.image.as_deref())
+            {
+                let text = decide::config::image_name::back_off_message(image, "");
+                self.deps.events.normal(pod, &w.name, "BackOff", &text);
+                self.deps.events.warning(pod, &w.name, "Failed", "Error: ImagePullBackOff");
+            }
             let problem = (w.reason.to_owned(), w.message.clone());
             news |= self.problems.insert(w.name.clone(), problem.clone()) != Some(problem);
         }
