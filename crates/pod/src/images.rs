@@ -26,7 +26,7 @@ use decide::text::{aggregate, go_duration};
 use jiff::Timestamp;
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use telemetry::metrics::Metrics;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tracing::{error, info};
 
@@ -131,6 +131,8 @@ pub struct Images {
     clock: Clock,
     metrics: Arc<Metrics>,
     events: Events,
+    /// Counts pulls, for whoever lists images.
+    pulled: watch::Sender<u64>,
     slots: Option<Semaphore>,
     bucket: Option<Mutex<Bucket>>,
     backoff: Mutex<Backoff>,
@@ -181,6 +183,7 @@ impl Images {
             clock,
             metrics,
             events,
+            pulled: watch::Sender::new(0),
             slots: limits.parallel.map(Semaphore::new),
             bucket: (limits.qps > 0)
                 .then(|| Mutex::new(Bucket { tokens: burst, rate: f64::from(limits.qps), burst, at: Instant::now() })),
@@ -398,6 +401,7 @@ impl Images {
             Ok(Some(found)) => {
                 let took = begin.elapsed();
                 self.metrics.image_pulled(found.size, took);
+                self.pulled.send_modify(|n| *n += 1);
                 info!(pod = pod.full_name(), image, took = ?took, bytes = found.size, "Pulled image");
                 let message = format!(
                     "Successfully pulled image \"{asked}\" in {} ({} including waiting). Image size: {} bytes.",
@@ -471,6 +475,11 @@ impl Images {
         let retry_at = backoff.waits.waits(&key.0, &key.1, now).map(|w| w.until);
         backoff.errors.insert(key, format!("{reason}: {message}"));
         ImageProblem { reason, message, retry_at }
+    }
+
+    /// Counts up with every image that was pulled.
+    pub fn pulled(&self) -> watch::Receiver<u64> {
+        self.pulled.subscribe()
     }
 
     /// Forgets a pod that is gone.

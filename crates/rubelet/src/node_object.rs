@@ -36,6 +36,7 @@ impl NodeEvents for Events {
 pub(crate) struct Parts {
     pub(crate) runtime: Arc<dyn RuntimeReader>,
     pub(crate) health: watch::Receiver<Health>,
+    pub(crate) images_changed: watch::Receiver<u64>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
 }
@@ -84,7 +85,7 @@ pub(crate) fn start(
         cut_connections: cut(client),
         runtime: parts.runtime,
         health: parts.health,
-        images_changed: watch::channel(0).1,
+        images_changed: parts.images_changed,
         machine: watch::channel(Arc::new(machine(resources))).1,
         addresses: addresses(flags, name),
         pressures: watch::channel(Pressures::default()).1,

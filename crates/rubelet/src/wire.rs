@@ -225,6 +225,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let parts = Parts {
             runtime: deps.reader.clone(),
             health: pleg.health.clone(),
+            images_changed: deps.images.pulled(),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
