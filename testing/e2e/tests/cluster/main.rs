@@ -1,0 +1,121 @@
+//! A node in a cluster: what arrives from the API server runs, and what is seen on the node arrives there.
+//!
+//! The fixtures are what the Go kubelet 1.36.1 gave: `RUBELET_BIN=~/.cache/rubelet-lab/bin/kubelet RUBELET_E2E_RECORD=1` writes them anew.
+#![allow(clippy::unwrap_used)]
+
+mod node;
+mod objects;
+mod outages;
+mod pods;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use cri_api::v1::ContainerState;
+use e2e::cluster::{Cluster, Test, main as harness, shape};
+use e2e::seconds;
+use serde_json::Value;
+
+/// Each test with its name.
+macro_rules! tests {
+    ($($module:ident: $($name:ident)*;)*) => { &[$($((concat!(stringify!($module), "::", stringify!($name)), $module::$name)),*),*] };
+}
+
+fn main() -> ExitCode {
+    const TESTS: &[Test] = tests! {
+        node:
+            the_object_is_as_the_go_kubelets
+            the_lease_is_renewed
+            a_restart_keeps_what_others_set
+            a_deleted_object_is_made_again
+            a_bootstrap_token_is_enough_to_join;
+        pods:
+            one_of_the_api_runs_and_its_status_is_complete
+            one_is_scheduled_and_its_events_are_told
+            a_crash_loop_is_told
+            a_deleted_one_ends_within_its_grace
+            a_deadline_is_told_after_the_end
+            a_static_one_has_a_mirror
+            those_that_end_have_a_final_status
+            those_that_do_not_fit_are_rejected
+            kubectl_logs_and_exec;
+        objects:
+            config_maps_and_secrets_arrive_and_their_changes
+            a_pod_waits_for_what_it_names
+            keys_are_names_and_later_sources_win
+            files_have_the_right_owner_and_mode
+            a_restarted_container_sees_the_new_file
+            a_token_of_the_service_account
+            services_are_in_the_environment
+            a_pod_learns_about_itself;
+        outages:
+            of_the_api_server_harm_no_pod
+            of_the_kubelet_are_caught_up
+            of_the_kubelet_do_not_cut_a_grace_short
+            of_both_kill_nothing;
+    };
+    harness(TESTS)
+}
+
+/// Long enough that no test sees its end.
+const SLEEP: &str = "trap 'exit 0' TERM; sleep 1000000 & wait";
+
+/// Compares with what the Go kubelet gave.
+#[track_caller]
+fn assert_fixture(name: &str, value: &Value) {
+    let file =
+        PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/fixtures")).join(format!("{name}.json"));
+    let text = serde_json::to_string_pretty(&shape(value)).unwrap() + "\n";
+    if std::env::var_os("RUBELET_E2E_RECORD").is_some() {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, text).unwrap();
+        return;
+    }
+    let expected: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let given: Value = serde_json::from_str(&text).unwrap();
+    let mut differences = Vec::new();
+    compare("", &expected, &given, &mut differences);
+    assert!(differences.is_empty(), "not as in {}:\n{}", file.display(), differences.join("\n"));
+}
+
+/// True when the program under test is rubelet, and so what it does better than the Go kubelet is due.
+fn is_rubelet(cluster: &Cluster) -> bool {
+    cluster.node.root().join("rubelet").exists()
+}
+
+/// Where two values differ, one line a place.
+fn compare(at: &str, expected: &Value, given: &Value, out: &mut Vec<String>) {
+    match (expected, given) {
+        (Value::Object(e), Value::Object(g)) => {
+            for key in e.keys().chain(g.keys().filter(|k| !e.contains_key(*k))) {
+                compare(&format!("{at}.{key}"), &expected[key], &given[key], out);
+            }
+        }
+        (Value::Array(e), Value::Array(g)) if e.len() == g.len() => {
+            for (index, (e, g)) in e.iter().zip(g).enumerate() {
+                compare(&format!("{at}[{index}]"), e, g, out);
+            }
+        }
+        _ if expected != given => out.push(format!("{at}: expected {expected}, is {given}")),
+        _ => {}
+    }
+}
+
+/// Waits until nothing of the pod runs or holds anything. The Go kubelet removes ended containers, sandboxes and logs once a minute only.
+#[track_caller]
+fn nothing_left(cluster: &Cluster, uid: &str) {
+    let running = |id: &str| {
+        let all = cluster.node.containers();
+        all.iter().any(|c| c.id == id && c.state() == ContainerState::ContainerRunning)
+    };
+    let left = || -> Vec<String> {
+        let counts = |l: &String| match l.split_once(' ') {
+            Some(("container", id)) => running(id),
+            Some((what, _)) => what != "sandbox" && what != "logs",
+            None => true,
+        };
+        cluster.node.leftovers(uid).into_iter().filter(counts).collect()
+    };
+    assert!(rig::poll(seconds(30), || left().is_empty()), "left of the pod {uid}: {:#?}", left());
+}

@@ -1,0 +1,288 @@
+//! What pods take from the API server: configMaps, secrets, tokens, services, and facts about themselves.
+
+use std::fs;
+use std::time::Duration;
+
+use e2e::cluster::Cluster;
+use e2e::{NODE, Share, container, pod, seconds, status, wait_until, with};
+use serde_json::{Value, json};
+
+use crate::{SLEEP, assert_fixture};
+
+pub(crate) fn config_maps_and_secrets_arrive_and_their_changes(cluster: &mut Cluster) {
+    cluster.create(
+        "configmaps",
+        &json!({"metadata": {"name": "conf"}, "data": {"color": "red", "size": "7"}, "binaryData": {"raw": "AAEC"}}),
+    );
+    cluster.create(
+        "secrets",
+        &json!({"metadata": {"name": "hidden"}, "stringData": {"password": "s3cret", "user": "me"}}),
+    );
+    let main = with(
+        container("c", SLEEP),
+        json!({
+            "env": [
+                {"name": "COLOR", "valueFrom": {"configMapKeyRef": {"name": "conf", "key": "color"}}},
+                {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "hidden", "key": "password"}}},
+                {"name": "NONE", "valueFrom": {"configMapKeyRef": {"name": "nowhere", "key": "x", "optional": true}}},
+                {"name": "BOTH", "value": "$(COLOR)-$(PASSWORD)"},
+            ],
+            "envFrom": [{"configMapRef": {"name": "conf"}}, {"prefix": "H_", "secretRef": {"name": "hidden"}}],
+            "volumeMounts": [
+                {"name": "conf", "mountPath": "/conf"}, {"name": "hidden", "mountPath": "/hidden"},
+                {"name": "conf", "mountPath": "/one", "subPath": "color"}, {"name": "all", "mountPath": "/all"},
+            ],
+        }),
+    );
+    let mut manifest = pod("fed", [main]);
+    manifest["spec"]["volumes"] = json!([
+        {"name": "conf", "configMap": {"name": "conf"}},
+        {"name": "hidden", "secret": {"secretName": "hidden", "defaultMode": 0o440,
+                                      "items": [{"key": "password", "path": "a/b", "mode": 0o400}, {"key": "user", "path": "user"}]}},
+        {"name": "all", "projected": {"sources": [
+            {"configMap": {"name": "conf", "items": [{"key": "size", "path": "size"}]}},
+            {"secret": {"name": "hidden"}},
+            {"configMap": {"name": "nowhere", "optional": true}},
+        ]}},
+    ]);
+    cluster.run(&manifest);
+    let fed = cluster.wait_running("fed");
+    let sh = |script: &str| cluster.exec(&fed, "c", &["sh", "-c", script]);
+    assert_eq!(sh("echo $COLOR $PASSWORD ${NONE-none} $BOTH $size $H_user"), "red s3cret none red-s3cret 7 me\n");
+    assert_eq!(sh("cd /conf; ls; cat color; cat raw | od -An -tx1"), "color\nraw\nsize\nred 00 01 02\n");
+    assert_eq!(sh("cat /hidden/a/b /hidden/user /one /all/size /all/password"), "s3cretmered7s3cret");
+    assert_eq!(sh("stat -L -c %a /hidden/a/b /hidden/user /conf/color"), "400\n440\n644\n");
+    assert_eq!(sh("stat -f -c %T /hidden"), "tmpfs\n");
+    assert_eq!(sh("echo > /conf/color 2>/dev/null || echo refused"), "refused\n");
+
+    let merge = |path: &str, fields: Value| {
+        cluster.api().merge(&format!("/api/v1/namespaces/default/{path}"), &fields).unwrap()
+    };
+    merge("configmaps/conf", json!({"data": {"color": "blue", "new": "x"}, "binaryData": null}));
+    merge("secrets/hidden", json!({"stringData": {"password": "other"}}));
+    wait_until("the changes arrive", seconds(60), || {
+        std::thread::sleep(Duration::from_millis(200));
+        (sh("cd /conf; ls; cat color new /hidden/a/b /all/password") == "color\nnew\nsize\nbluexotherother")
+            .then_some(())
+    });
+    assert_eq!(sh("cat /one; echo $COLOR"), "redred\n", "a subPath and the environment stay");
+}
+
+pub(crate) fn a_pod_waits_for_what_it_names(cluster: &mut Cluster) {
+    let mut manifest =
+        pod("early", [with(container("c", SLEEP), json!({"envFrom": [{"configMapRef": {"name": "later"}}]}))]);
+    cluster.run(&manifest);
+    manifest["metadata"]["name"] = json!("early-volume");
+    manifest["spec"]["containers"][0]["envFrom"] = Value::Null;
+    manifest["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "later"}}]);
+    manifest["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    cluster.run(&manifest);
+    let waits =
+        cluster.wait("it waits for a configMap", "early", |p| status::waiting(p, "c") == "CreateContainerConfigError");
+    assert_eq!(status::of(&waits, "c")["state"]["waiting"]["message"], "configmap \"later\" not found");
+    let told =
+        ("FailedMount".to_owned(), "MountVolume.SetUp failed for volume \"v\" : secret \"later\" not found".to_owned());
+    wait_until("the missing secret is told", seconds(30), || {
+        cluster.events("early-volume").contains(&told).then_some(())
+    });
+    let waits = cluster.pod("early-volume").unwrap();
+    assert_eq!((status::phase(&waits), status::waiting(&waits, "c")), ("Pending", "ContainerCreating"));
+    cluster.create("configmaps", &json!({"metadata": {"name": "later"}, "data": {"A": "b"}}));
+    cluster.create("secrets", &json!({"metadata": {"name": "later"}, "stringData": {"a": "c"}}));
+    let early = cluster.wait_running("early");
+    assert_eq!(cluster.exec(&early, "c", &["sh", "-c", "echo $A"]), "b\n");
+    let early = cluster.wait_running("early-volume");
+    assert_eq!(cluster.exec(&early, "c", &["cat", "/v/a"]), "c");
+}
+
+pub(crate) fn a_token_of_the_service_account(cluster: &mut Cluster) {
+    let mut manifest = pod("tokened", [container("c", SLEEP)]);
+    manifest["spec"]["automountServiceAccountToken"] = json!(true);
+    cluster.run(&manifest);
+    let tokened = cluster.wait_running("tokened");
+    let read = |file: &str| {
+        cluster.exec(&tokened, "c", &["cat", &format!("/var/run/secrets/kubernetes.io/serviceaccount/{file}")])
+    };
+    assert_eq!(read("namespace"), "default");
+    assert_eq!(read("ca.crt"), fs::read_to_string(cluster.plane.authority()).unwrap());
+    let review =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": read("token")}});
+    let review = cluster.api().create("/apis/authentication.k8s.io/v1/tokenreviews", &review).unwrap();
+    let status = &review["status"];
+    assert_eq!(status["authenticated"], true, "{status:#}");
+    assert_eq!(status["user"]["username"], "system:serviceaccount:default:default");
+    let extra = &status["user"]["extra"];
+    assert_eq!(extra["authentication.kubernetes.io/pod-name"], json!(["tokened"]));
+    assert_eq!(extra["authentication.kubernetes.io/pod-uid"], json!([tokened["metadata"]["uid"]]));
+    assert_eq!(extra["authentication.kubernetes.io/node-name"], json!([NODE]));
+}
+
+pub(crate) fn services_are_in_the_environment(cluster: &mut Cluster) {
+    let service = json!({"metadata": {"name": "my-db"}, "spec": {"clusterIP": "10.96.77.7", "selector": {"app": "db"},
+        "ports": [{"name": "sql", "port": 5432}, {"name": "admin", "port": 80, "protocol": "TCP"}]}});
+    cluster.create("services", &service);
+    let script = format!("env | grep -E '^(MY_DB|KUBERNETES)_' | sort; {SLEEP}");
+    let mut manifest = pod("linked", [container("c", &script)]);
+    cluster.run(&manifest);
+    manifest["metadata"]["name"] = json!("unlinked");
+    manifest["spec"]["enableServiceLinks"] = json!(false);
+    cluster.run(&manifest);
+    let log = |name: &str| {
+        let pod = cluster.wait_running(name);
+        wait_until("the log has its last line", seconds(10), || {
+            let lines = e2e::lines(&cluster.node.container_log(&pod, "c"));
+            lines.iter().any(|l| l.starts_with("KUBERNETES_SERVICE_PORT_HTTPS=")).then(|| lines.join("\n"))
+        })
+    };
+    let kubernetes = "KUBERNETES_PORT=tcp://10.96.0.1:443
+KUBERNETES_PORT_443_TCP=tcp://10.96.0.1:443
+KUBERNETES_PORT_443_TCP_ADDR=10.96.0.1
+KUBERNETES_PORT_443_TCP_PORT=443
+KUBERNETES_PORT_443_TCP_PROTO=tcp
+KUBERNETES_SERVICE_HOST=10.96.0.1
+KUBERNETES_SERVICE_PORT=443
+KUBERNETES_SERVICE_PORT_HTTPS=443";
+    let ours = "MY_DB_PORT=tcp://10.96.77.7:5432
+MY_DB_PORT_5432_TCP=tcp://10.96.77.7:5432
+MY_DB_PORT_5432_TCP_ADDR=10.96.77.7
+MY_DB_PORT_5432_TCP_PORT=5432
+MY_DB_PORT_5432_TCP_PROTO=tcp
+MY_DB_PORT_80_TCP=tcp://10.96.77.7:80
+MY_DB_PORT_80_TCP_ADDR=10.96.77.7
+MY_DB_PORT_80_TCP_PORT=80
+MY_DB_PORT_80_TCP_PROTO=tcp
+MY_DB_SERVICE_HOST=10.96.77.7
+MY_DB_SERVICE_PORT=5432
+MY_DB_SERVICE_PORT_ADMIN=80
+MY_DB_SERVICE_PORT_SQL=5432";
+    assert_eq!(log("linked"), format!("{kubernetes}\n{ours}"));
+    assert_eq!(log("unlinked"), kubernetes);
+}
+
+pub(crate) fn a_pod_learns_about_itself(cluster: &mut Cluster) {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let main = with(
+        container("c", SLEEP),
+        json!({
+            "env": [
+                field("NAME", "metadata.name"), field("UID_", "metadata.uid"), field("NODE", "spec.nodeName"), field("HOST", "status.hostIP"),
+                field("POD_IP", "status.podIP"), field("ACCOUNT", "spec.serviceAccountName"), field("LABEL", "metadata.labels['app']"),
+                {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+            ],
+            "resources": {"limits": {"memory": "32Mi"}},
+            "volumeMounts": [{"name": "info", "mountPath": "/info"}],
+        }),
+    );
+    let mut manifest = pod("itself", [main]);
+    manifest["metadata"]["labels"] = json!({"app": "a", "b": "c"});
+    manifest["spec"]["volumes"] = json!([{"name": "info", "downwardAPI": {"items": [
+        {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}, {"path": "notes", "fieldRef": {"fieldPath": "metadata.annotations"}},
+    ]}}]);
+    cluster.run(&manifest);
+    let running = cluster.wait_running("itself");
+    let sh = |script: &str| cluster.exec(&running, "c", &["sh", "-c", script]);
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let expected = [
+        "itself".to_owned(),
+        status::uid(&running),
+        NODE.to_owned(),
+        text(&running["status"]["hostIP"]),
+        text(&running["status"]["podIP"]),
+        "default a 32\n".to_owned(),
+    ];
+    assert_eq!(sh("echo $NAME $UID_ $NODE $HOST $POD_IP $ACCOUNT $LABEL $MEMORY"), expected.join(" "));
+    assert_eq!(sh("cat /info/labels"), "app=\"a\"\nb=\"c\"");
+    let change = json!({"metadata": {"labels": {"app": "z"}, "annotations": {"note": "new"}}});
+    cluster.api().merge("/api/v1/namespaces/default/pods/itself", &change).unwrap();
+    wait_until("the new label and annotation arrive", seconds(60), || {
+        std::thread::sleep(Duration::from_millis(200));
+        let labels = sh("cat /info/labels");
+        (labels == "app=\"z\"\nb=\"c\"" && sh("cat /info/notes").contains("note=\"new\"")).then_some(())
+    });
+    assert_eq!(sh("echo $LABEL"), "a\n");
+}
+
+pub(crate) fn keys_are_names_and_later_sources_win(cluster: &mut Cluster) {
+    let map =
+        |name: &str, data: Value| cluster.create("configmaps", &json!({"metadata": {"name": name}, "data": data}));
+    map("first", json!({"1x": "a", "a-b": "b", "a.b": "c", "same": "first", "own": "first"}));
+    map("second", json!({"same": "second", "MADE_UP_SERVICE_HOST": "mine"}));
+    let service = json!({"metadata": {"name": "made-up"}, "spec": {"clusterIP": "10.96.77.8", "ports": [{"port": 1}]}});
+    cluster.create("services", &service);
+    let headless = json!({"metadata": {"name": "headless"}, "spec": {"clusterIP": "None", "ports": [{"port": 1}]}});
+    cluster.create("services", &headless);
+    let sources = json!({
+        "envFrom": [{"configMapRef": {"name": "first"}}, {"configMapRef": {"name": "second"}},
+                    {"prefix": "P_", "configMapRef": {"name": "second"}}, {"secretRef": {"name": "nowhere", "optional": true}}],
+        "env": [{"name": "own", "value": "pod"}, {"name": "uses", "value": "$(same) $(MADE_UP_SERVICE_PORT) $(later) $$(own)"}],
+    });
+    cluster.run(&pod("keys", [with(container("c", SLEEP), sources)]));
+    let keys = cluster.wait_running("keys");
+    let env = cluster.exec(&keys, "c", &["env"]);
+    let has = |line: &str| assert!(env.lines().any(|l| l == line), "no {line} in\n{env}");
+    for line in [
+        "1x=a",
+        "a-b=b",
+        "a.b=c",
+        "same=second",
+        "own=pod",
+        "P_same=second",
+        "uses=second 1 $(later) $(own)",
+        "MADE_UP_SERVICE_HOST=mine",
+        "MADE_UP_SERVICE_PORT=1",
+    ] {
+        has(line);
+    }
+    assert!(!env.contains("HEADLESS_"), "{env}");
+}
+
+pub(crate) fn files_have_the_right_owner_and_mode(cluster: &mut Cluster) {
+    cluster.create("secrets", &json!({"metadata": {"name": "modes"}, "stringData": {"a": "1", "b": "2"}}));
+    let contexts = [
+        ("modes-root", json!({})),
+        ("modes-user", json!({"runAsUser": 1000, "runAsGroup": 3000})),
+        ("modes-group", json!({"runAsUser": 1000, "fsGroup": 2000})),
+    ];
+    let mut seen = serde_json::Map::new();
+    for (name, context) in &contexts {
+        let mounts = json!({"volumeMounts": [{"name": "s", "mountPath": "/s"}, {"name": "e", "mountPath": "/e"}, {"name": "p", "mountPath": "/p"}]});
+        let mut manifest = pod(name, [with(container("c", SLEEP), mounts)]);
+        manifest["spec"]["securityContext"] = context.clone();
+        manifest["spec"]["volumes"] = json!([
+            {"name": "s", "secret": {"secretName": "modes", "defaultMode": 0o440, "items": [{"key": "a", "path": "a"}, {"key": "b", "path": "d/b", "mode": 0o400}]}},
+            {"name": "e", "emptyDir": {}},
+            {"name": "p", "projected": {"defaultMode": 0o444, "sources": [
+                {"serviceAccountToken": {"path": "token"}}, {"secret": {"name": "modes", "items": [{"key": "a", "path": "a"}]}}]}},
+        ]);
+        cluster.run(&manifest);
+    }
+    for (name, _) in &contexts {
+        let pod = cluster.wait_running(name);
+        let files = "/s /s/a /s/d /s/d/b /e /p /p/a /p/token";
+        let modes =
+            cluster.exec(&pod, "c", &["sh", "-c", &format!("stat -L -c '%n %a %u %g' {files}; id; cat /s/a 2>&1")]);
+        seen.insert((*name).to_owned(), json!(modes.lines().collect::<Vec<_>>()));
+    }
+    assert_fixture("modes", &Value::Object(seen));
+}
+
+pub(crate) fn a_restarted_container_sees_the_new_file(cluster: &mut Cluster) {
+    let share = Share::new(&cluster.node);
+    cluster.create("configmaps", &json!({"metadata": {"name": "version"}, "data": {"v": "1"}}));
+    let script = "echo $(cat /one) >> /share/seen; until [ -e /share/crash ]; do sleep .1; done; rm /share/crash; cat /one >> /share/last; exit 1";
+    let one = json!({"volumeMounts": [{"name": "v", "mountPath": "/one", "subPath": "v"}]});
+    let all = json!({"volumeMounts": [{"name": "v", "mountPath": "/all"}]});
+    let mut manifest = pod("versions", [with(container("c", script), one), with(container("d", SLEEP), all)]);
+    manifest["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "version"}}]);
+    cluster.run(&share.mounted(manifest));
+    let versions = cluster.wait_running("versions");
+    cluster.api().merge("/api/v1/namespaces/default/configmaps/version", &json!({"data": {"v": "2"}})).unwrap();
+    wait_until("the volume is up to date", seconds(60), || {
+        std::thread::sleep(Duration::from_millis(200));
+        (cluster.exec(&versions, "d", &["cat", "/all/v"]) == "2").then_some(())
+    });
+    share.put("crash", "");
+    wait_until("the container is started again", seconds(30), || (share.lines("seen").len() == 2).then_some(()));
+    assert_eq!(share.lines("seen"), ["1", "2"]);
+    assert_eq!(share.read("last"), "1", "a running container keeps its file");
+}
