@@ -169,7 +169,7 @@ fn once_through(shell: &Shell, stage: &Stage, plane: &ControlPlane, node: &mut N
     let rollout = ["rollout", "status", "deployment/web", "--timeout=170s"];
     timed("a deployment of 10 is made and available", || {
         kubectl("create", &["create", "-f", &file])?;
-        kubectl("rollout status", &rollout).map_err(|e| node.fail(&format!("{e:#}")))
+        kubectl("rollout status", &rollout).map_err(|e| with_log(node, e))
     })?;
     timed("kubectl logs", || {
         let said = kubectl("logs", &["logs", "deployment/web"])?;
@@ -182,7 +182,7 @@ fn once_through(shell: &Shell, stage: &Stage, plane: &ControlPlane, node: &mut N
     })?;
     timed("a rollout to another image", || {
         kubectl("set image", &["set", "image", "deployment/web", "web=lab.test/busybox:2"])?;
-        kubectl("rollout status", &rollout).map_err(|e| node.fail(&format!("{e:#}")))?;
+        kubectl("rollout status", &rollout).map_err(|e| with_log(node, e))?;
         let all_new = |pods: &[Value]| {
             pods.len() == REPLICAS
                 && pods.iter().all(|p| p["status"]["containerStatuses"][0]["image"] == "lab.test/busybox:2")
@@ -204,6 +204,11 @@ fn once_through(shell: &Shell, stage: &Stage, plane: &ControlPlane, node: &mut N
         let gone = || Ok(plane.api().list("/apis/apps/v1/namespaces/default/replicasets")?.is_empty());
         if wait(shell, node, Duration::from_secs(30), gone)? { Ok(()) } else { Err(anyhow!("its replica sets stay")) }
     })
+}
+
+/// The error with the end of the kubelet's log, unless it is Ctrl-C.
+fn with_log(node: &Node, error: anyhow::Error) -> anyhow::Error {
+    if error.is::<Interrupted>() { error } else { node.fail(&format!("{error:#}")) }
 }
 
 /// Waits until the pods are as wanted.
