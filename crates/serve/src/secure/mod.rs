@@ -42,7 +42,7 @@ use cri_api::v1;
 use futures::Stream;
 use host::logs::follow::LogWatch;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -331,7 +331,8 @@ impl Secure {
         let parameters = parameters(request.uri().query());
         match known {
             Known::Page => {
-                let answer = self.pages.handle(request.method(), request.uri(), request.headers());
+                let uri = plain(request.uri());
+                let answer = self.pages.handle(request.method(), &uri, request.headers());
                 large.give(answer, request.uri().path()).await.into()
             }
             Known::Configz => {
@@ -556,6 +557,16 @@ impl Secure {
             Err(e) => runtime_error(&e),
         }
     }
+}
+
+/// The URI with its path as it is meant.
+fn plain(uri: &Uri) -> Uri {
+    let path = route::decode(uri.path());
+    if path == uri.path() {
+        return uri.clone();
+    }
+    let text = uri.query().map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
+    text.parse().unwrap_or_else(|_| uri.clone())
 }
 
 /// A failure of the runtime to begin a session, as its streaming library reports it.
