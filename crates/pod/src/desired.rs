@@ -136,7 +136,7 @@ impl Dispatcher {
                         waiting.push_back(update);
                     }
                     while let Some(update) = waiting.pop_front() {
-                        self.take(update, &waiting).await;
+                        self.take(update, &mut waiting).await;
                     }
                 }
                 Ok(()) = self.runtime.changed() => self.end_orphans(),
@@ -154,19 +154,28 @@ impl Dispatcher {
     }
 
     /// Takes what a source says. Of sets that piled up while the runtime could not be listed, only the newest of each source counts.
-    async fn take(&mut self, update: SourceUpdate, later: &VecDeque<SourceUpdate>) {
-        let replaced =
-            |source: PodSource| later.iter().any(|u| matches!(u, SourceUpdate::Set(s) if s.source == source));
+    async fn take(&mut self, update: SourceUpdate, later: &mut VecDeque<SourceUpdate>) {
+        let is_set = |u: &SourceUpdate, source: PodSource| matches!(u, SourceUpdate::Set(s) if s.source == source);
+        let source = match &update {
+            SourceUpdate::Set(set) => set.source,
+            SourceUpdate::Upsert(pod) => pod.source(),
+            SourceUpdate::Remove(source, _) => *source,
+        };
+        if let Some(SourceUpdate::Set(newer)) = later.iter_mut().find(|u| is_set(u, source)) {
+            if let SourceUpdate::Set(set) = update {
+                newer.again.extend(set.again);
+            }
+            return;
+        }
         match update {
-            SourceUpdate::Set(set) if !replaced(set.source) => self.take_set(set).await,
-            SourceUpdate::Upsert(pod) if !replaced(pod.source()) => self.take_one(pod).await,
-            SourceUpdate::Remove(source, uid) if !replaced(source) => {
+            SourceUpdate::Set(set) => self.take_set(set).await,
+            SourceUpdate::Upsert(pod) => self.take_one(pod).await,
+            SourceUpdate::Remove(source, uid) => {
                 if let Some(pod) = self.sets.get_mut(&source).and_then(|set| set.remove(&uid)) {
                     info!(pod = pod.full_name(), uid = %uid, source = source.as_str(), "SyncLoop REMOVE");
                     self.end(&uid, EndReason::Removed);
                 }
             }
-            SourceUpdate::Set(_) | SourceUpdate::Upsert(_) | SourceUpdate::Remove(..) => {}
         }
     }
 
@@ -261,6 +270,12 @@ impl Dispatcher {
         }
         let mut starting = Vec::new();
         for uid in order {
+            if set.again.contains(&uid) {
+                info!(uid = %uid, source = source.as_str(), "SyncLoop REMOVE, and back again");
+                self.end(&uid, EndReason::Removed);
+                starting.extend(self.offer(&uid));
+                continue;
+            }
             match old.get(&uid) {
                 Some(before) if before.same_intent(&self.sets[&source][&uid]) => {
                     if source == PodSource::Api {
@@ -284,8 +299,10 @@ impl Dispatcher {
                 }
                 self.deps.status.changed(&pod);
                 held.intent.send_modify(|intent| intent.update(pod));
+            } else {
+                // It reports when it is done, and the newest form is offered again. What the next worker goes on from stays.
+                held.intent.send_modify(Intent::again);
             }
-            // A leaving worker reports when it is done, and the newest form is offered again.
             return None;
         }
         if pod.is_static() {
@@ -361,6 +378,7 @@ impl Dispatcher {
                         why: EndReason::Refused { reason: refusal.reason, message: refusal.message },
                         grace: None,
                         gone: false,
+                        again: false,
                     })
                 }
             };
@@ -467,7 +485,7 @@ impl Dispatcher {
         let now = self.deps.clock.now();
         let entry = Arc::new(PodEntry::new(pod.uid.clone(), &pod.namespace, &pod.name, None, now));
         entry.mark(StepKind::Queued, "runtime", StepResult::Done, now);
-        let intent = Intent::End(Ending { pod: None, why: EndReason::Orphan, grace: None, gone: true });
+        let intent = Intent::End(Ending { pod: None, why: EndReason::Orphan, grace: None, gone: true, again: false });
         self.start_worker(entry, format!("{}_{}", pod.name, pod.namespace), intent);
     }
 

@@ -64,6 +64,8 @@ pub struct Ending {
     pub grace: Option<i64>,
     /// Its source has let it go: nothing of it stays.
     pub gone: bool,
+    /// Its source has it again: it starts anew when it has ended, and its dead containers stay, for their restart counts go on.
+    pub again: bool,
 }
 
 /// Why a pod ends.
@@ -97,14 +99,14 @@ impl Intent {
             (false, true) => EndReason::Completed,
             (false, false) => return Self::Run(pod),
         };
-        Self::End(Ending { pod: Some(pod), why, grace: None, gone: false })
+        Self::End(Ending { pod: Some(pod), why, grace: None, gone: false, again: false })
     }
 
     /// The pod has a newer form.
     pub fn update(&mut self, pod: DesiredPod) {
         *self = match self {
             Self::Run(_) if pod.is_deleting() => {
-                Self::End(Ending { grace: None, why: EndReason::Deleted, gone: false, pod: Some(pod) })
+                Self::End(Ending { grace: None, why: EndReason::Deleted, gone: false, again: false, pod: Some(pod) })
             }
             Self::Run(_) => Self::Run(pod),
             Self::End(ending) => Self::End(Ending { pod: Some(pod), ..ending.clone() }),
@@ -114,9 +116,16 @@ impl Intent {
     /// The pod's source let it go.
     pub fn end(&mut self, why: EndReason) {
         *self = match self {
-            Self::Run(pod) => Self::End(Ending { pod: Some(pod.clone()), why, grace: None, gone: true }),
-            Self::End(ending) => Self::End(Ending { gone: true, ..ending.clone() }),
+            Self::Run(pod) => Self::End(Ending { pod: Some(pod.clone()), why, grace: None, gone: true, again: false }),
+            Self::End(ending) => Self::End(Ending { gone: true, again: false, ..ending.clone() }),
         };
+    }
+
+    /// The pod that was let go is wanted again.
+    pub fn again(&mut self) {
+        if let Self::End(ending) = self {
+            ending.again = true;
+        }
     }
 
     /// The pod's newest desired form.
@@ -335,9 +344,12 @@ impl Worker {
     async fn terminated(&mut self) -> Option<()> {
         let mut unmounted = false;
         loop {
-            let gone = matches!(self.newest(), Intent::End(Ending { gone: true, .. }));
+            let (gone, again) = match self.newest() {
+                Intent::End(ending) => (ending.gone, ending.again),
+                Intent::Run(_) => (false, false),
+            };
             if !unmounted || gone {
-                match self.clean_up(gone).await {
+                match self.clean_up(gone && !again).await {
                     Ok(()) if gone => return Some(()),
                     Ok(()) => {
                         unmounted = true;

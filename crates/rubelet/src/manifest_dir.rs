@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use host::watch::DirWatch;
+use host::watch::{DirEvent, DirWatch};
 use pod::ports::{HostError, HostResult};
 use pod::source::file::{ManifestDir, ManifestFile, Stamp};
 use tracing::warn;
@@ -18,6 +18,7 @@ const MAX: u64 = 10 * 1024 * 1024;
 pub(crate) struct DiskManifests {
     path: PathBuf,
     watch: Option<DirWatch>,
+    removed: Vec<PathBuf>,
 }
 
 impl DiskManifests {
@@ -26,7 +27,7 @@ impl DiskManifests {
         let watch = DirWatch::new(&path)
             .map_err(|e| warn!(path = %path.display(), err = e.full(), "Changes of static pods cannot be watched, checking periodically"))
             .ok();
-        Self { path, watch }
+        Self { path, watch, removed: Vec::new() }
     }
 }
 
@@ -44,10 +45,18 @@ impl ManifestDir for DiskManifests {
 
     async fn changed(&mut self) {
         let Some(watch) = &mut self.watch else { return std::future::pending().await };
-        if let Err(e) = watch.next().await {
-            warn!(err = e.full(), "Changes of static pods cannot be watched any more, checking periodically");
-            self.watch = None;
+        match watch.next().await {
+            Ok(DirEvent::Removed(name)) => self.removed.push(self.path.join(name)),
+            Ok(DirEvent::Changed(_) | DirEvent::Rescan) => {}
+            Err(e) => {
+                warn!(err = e.full(), "Changes of static pods cannot be watched any more, checking periodically");
+                self.watch = None;
+            }
         }
+    }
+
+    fn removed(&mut self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.removed)
     }
 }
 

@@ -221,6 +221,8 @@ impl Checker {
                 if let Some(since) = pod.unwanted.take() {
                     pod.doubtful |= at > since.max(agent_since);
                     pod.end_began = pod.end_began.filter(|_| pod.doubtful);
+                    // It starts anew, whatever of it is still there.
+                    pod.delays.clear();
                 }
                 if pod.form.as_ref().is_some_and(|old| old.images != form.images) {
                     pod.changed = Some(at);
@@ -333,10 +335,10 @@ impl Checker {
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.ending = false;
             pod.end_began = pod.unwanted.filter(|_| kept);
-            if !kept {
-                pod.doubtful = false;
+            if !kept || pod.doubtful {
                 pod.delays.clear();
             }
+            pod.doubtful &= kept;
         }
     }
 

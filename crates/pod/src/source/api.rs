@@ -57,7 +57,7 @@ impl ApiSource {
                     pods.iter().filter_map(|p| self.seen.remove_entry(p.uid())).collect();
                 self.seen = now;
                 self.mirrors.replace(mirrors);
-                Some(SourceSet { source: PodSource::Api, pods }.into())
+                Some(SourceSet::new(PodSource::Api, pods).into())
             }
             Delta::Upsert(pod) => match Mirror::of(&pod) {
                 Some(mirror) => {

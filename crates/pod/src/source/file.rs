@@ -8,12 +8,12 @@
 //! Task: owned by wire.rs, ends with [`crate::ports::Tasks::stop`]. Input: a [`ManifestDir`]. Output: the bounded channel of sets; a busy dispatcher holds the
 //! source back, and the next reading carries the newest state. An unreadable directory is logged and tried again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use model::pod::{DesiredPod, PodSource};
+use model::pod::{DesiredPod, PodSource, PodUid};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
@@ -42,6 +42,10 @@ pub struct ManifestFile {
 pub trait ManifestDir: Send {
     /// Reads the directory, sorted by name, contents only of files whose stamp is not in `known`. A missing directory is empty.
     async fn list(&mut self, known: &HashMap<PathBuf, Stamp>) -> HostResult<Vec<ManifestFile>>;
+    /// Files that were removed since the last call, also those that are there again.
+    fn removed(&mut self) -> Vec<PathBuf> {
+        Vec::new()
+    }
     /// Returns when something in the directory may have changed; never, where changes cannot be watched.
     async fn changed(&mut self);
 }
@@ -78,9 +82,10 @@ pub async fn run(
     let mut next = tokio::time::Instant::now() + period;
     loop {
         match source.read(periodic).await {
-            Ok(pods) => {
-                if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
-                    if out.send(SourceSet { source: PodSource::File, pods: pods.clone() }.into()).await.is_err() {
+            Ok((pods, again)) => {
+                if !again.is_empty() || sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
+                    let set = SourceSet { source: PodSource::File, pods: pods.clone(), again };
+                    if out.send(set.into()).await.is_err() {
                         return;
                     }
                     sent = Some(pods);
@@ -103,7 +108,11 @@ pub async fn run(
 }
 
 impl<D: ManifestDir> FileSource<D> {
-    async fn read(&mut self, periodic: bool) -> HostResult<Vec<DesiredPod>> {
+    /// The pods as of now, and which of them were away since the last reading.
+    async fn read(&mut self, periodic: bool) -> HostResult<(Vec<DesiredPod>, HashSet<PodUid>)> {
+        let removed = self.dir.removed();
+        let away = removed.iter().filter_map(|path| self.known.get(path)).flat_map(|k| &k.pods);
+        let mut again: HashSet<PodUid> = away.map(|pod| pod.uid().clone()).collect();
         let stamps = self.known.iter().map(|(p, k)| (p.clone(), k.stamp)).collect();
         let files = self.dir.list(&stamps).await?;
         self.order = files.iter().map(|f| f.path.clone()).collect();
@@ -138,7 +147,9 @@ impl<D: ManifestDir> FileSource<D> {
             }
         }
         let fresh = self.newest_of_each_name(&changed);
-        Ok(self.seen.settle(fresh))
+        let pods = self.seen.settle(fresh);
+        again.retain(|uid| pods.iter().any(|pod| pod.uid() == uid));
+        Ok((pods, again))
     }
 
     /// The pods in the order of their files; the last one where several have one name. `changed` files are told of.

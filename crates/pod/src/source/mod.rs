@@ -7,7 +7,7 @@ pub mod api;
 pub mod file;
 pub mod url;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
 use model::pod::{DesiredPod, PodSource, PodUid};
@@ -19,6 +19,15 @@ pub struct SourceSet {
     pub source: PodSource,
     /// Its pods, in the order in which the source gives them; an earlier pod wins over a later one of the same name.
     pub pods: Vec<DesiredPod>,
+    /// Pods of it that were taken away and put back since the last set: each ends and starts again.
+    pub again: HashSet<PodUid>,
+}
+
+impl SourceSet {
+    /// A set without pods that were away in between.
+    pub fn new(source: PodSource, pods: Vec<DesiredPod>) -> Self {
+        Self { source, pods, again: HashSet::new() }
+    }
 }
 
 /// What a source has to say. Updates of one source count in the order in which they are sent.

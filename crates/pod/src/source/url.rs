@@ -124,7 +124,7 @@ pub async fn run(
         }
         let pods = seen.settle(pods);
         if sent.as_ref().is_none_or(|s| !same_set(s, &pods)) {
-            if out.send(SourceSet { source: PodSource::Http, pods: pods.clone() }.into()).await.is_err() {
+            if out.send(SourceSet::new(PodSource::Http, pods.clone()).into()).await.is_err() {
                 return;
             }
             sent = Some(pods);

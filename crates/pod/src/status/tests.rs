@@ -27,6 +27,8 @@ struct State {
     version: u64,
     down: bool,
     refuse: Option<String>,
+    /// The next deletion of this pod finds none, and its next creation finds no node, as by a server whose admission has seen nothing yet.
+    unseen: Option<String>,
     asked: Vec<String>,
     /// Happens while the next patch is under way.
     meanwhile: Option<Box<dyn FnOnce() + Send>>,
@@ -98,6 +100,9 @@ impl PodApi for FakeApi {
     async fn create_pod(&self, pod: &Pod) -> ClusterResult<Pod> {
         let name = pod.metadata.name.clone().unwrap();
         self.answer(format!("create {name}"), &name)?;
+        if self.state().unseen.take_if(|n| *n == name).is_some() {
+            return Err(missing("the node"));
+        }
         let mut value = serde_json::to_value(pod).unwrap();
         let uid = format!("api-{}", self.state().version);
         value["metadata"]["uid"] = json!(uid);
@@ -121,6 +126,9 @@ impl PodApi for FakeApi {
 
     async fn delete_pod(&self, _: &str, name: &str, grace: i64, uid: Option<&str>) -> ClusterResult<()> {
         self.answer(format!("delete {name} {grace} {}", uid.unwrap_or("-")), name)?;
+        if self.state().unseen.take_if(|n| n == name).is_some() {
+            return Err(missing(name));
+        }
         self.state().pods.remove(name).map(drop).ok_or_else(|| missing(name))
     }
 }
@@ -343,9 +351,12 @@ async fn a_mirror_pod_follows_its_static_pod() {
     settle().await;
     assert_eq!(world.api.asked(), Vec::<String>::new(), "without a node it has no owner");
     let node = json!({"metadata": {"name": "n1", "uid": "node-uid"}});
+    world.api.state().unseen = Some("s".into());
     world.node.send_replace(Some(Arc::new(serde_json::from_value(node).unwrap())));
     settle().await;
     assert_eq!(world.api.asked(), ["create s"]);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.api.asked(), ["create s"], "that its node was not found is not believed");
     world.watch("s");
     settle().await;
     assert_eq!(world.api.asked(), ["patch s"]);
@@ -399,8 +410,14 @@ async fn a_mirror_pod_follows_its_static_pod() {
 async fn a_mirror_pod_whose_static_pod_went_while_nobody_looked_is_deleted() {
     let world = World::start();
     let left = json!({"metadata": {"name": "s", "namespace": "ns", "uid": "m1", "annotations": {"kubernetes.io/config.mirror": "h"}}});
-    world.mirrors.replace(vec![Mirror::of(&world.api.put(left)).unwrap()]);
+    let left = world.api.put(left);
+    world.api.state().unseen = Some("s".into());
+    world.mirrors.replace(vec![Mirror::of(&left).unwrap()]);
     settle().await;
     assert_eq!(world.api.asked(), ["delete s 0 m1"]);
+    assert!(world.api.state().pods.contains_key("s"));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.api.asked(), ["delete s 0 m1"], "that it was not found is not believed");
+    assert!(world.api.state().pods.is_empty());
     assert!(!world.mirrors.remove(&PodUid::new("m1")), "it is forgotten");
 }

@@ -110,6 +110,10 @@ impl Shared {
             }
             // A pod of the same name has taken its place: the source will say so.
             Err(e) if e.is_other_uid() => Outcome::Written,
+            Err(e) if e.kind == ErrorKind::NotFound => {
+                debug!(pod = format!("{name}_{namespace}"), "Pod does not exist at the API server any more");
+                Outcome::Written
+            }
             Err(e) => failed("patch the status of", namespace, name, &e),
         }
     }
@@ -130,6 +134,9 @@ impl Shared {
             Ok(()) => Outcome::Written,
             // The name is another's now, so this one is gone.
             Err(e) if e.is_other_uid() => Outcome::Written,
+            // Shortly after its start a server says so too of pods that are there: its NodeRestriction plugin asks a cache that has not
+            // seen them yet. Only the watch knows; this is tried again until it has told.
+            Err(e) if e.kind == ErrorKind::NotFound => Outcome::Refused,
             Err(e) => failed("delete", namespace, name, &e),
         }
     }
@@ -206,10 +213,6 @@ fn mirror_of(desired: &DesiredPod, hash: &str, node: &Node) -> Pod {
 }
 
 fn failed(what: &str, namespace: &str, name: &str, error: &ClusterError) -> Outcome {
-    if error.kind == ErrorKind::NotFound {
-        debug!(pod = format!("{name}_{namespace}"), "Pod does not exist at the API server any more");
-        return Outcome::Written;
-    }
     warn!(err = error_chain(error), "Failed to {what} pod {name}_{namespace}");
     match error.kind {
         // True for every request, not for this one alone.

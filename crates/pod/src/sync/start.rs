@@ -131,7 +131,13 @@ impl Worker {
 
     /// Creates the sandbox; its id.
     pub(crate) async fn create_sandbox(&mut self, pod: &DesiredPod, attempt: u32) -> Result<String, String> {
-        let request = self.sandbox_request(pod, attempt).await?;
+        let failed = |e: String| {
+            warn!(pod = pod.full_name(), uid = %pod.uid(), err = e, "FailedCreatePodSandBox: Failed to create pod sandbox");
+            let text = format!("Failed to create pod sandbox: {e}");
+            self.deps.events.pod_warning(pod, "FailedCreatePodSandBox", &text);
+            text
+        };
+        let request = self.sandbox_request(pod, attempt).await.map_err(failed)?;
         let begin = Instant::now();
         let made = self.step(StepKind::Sandbox, "", self.deps.mutator.run_pod_sandbox(request, "")).await;
         self.deps.metrics.run_podsandbox("", begin.elapsed(), made.is_err());
@@ -139,12 +145,7 @@ impl Worker {
         if made.is_err() {
             self.deps.metrics.started_pods_errors.inc();
         }
-        made.map_err(|e| {
-            warn!(pod = pod.full_name(), uid = %pod.uid(), err = e, "FailedCreatePodSandBox: Failed to create pod sandbox");
-            let text = format!("Failed to create pod sandbox: {e}");
-            self.deps.events.pod_warning(pod, "FailedCreatePodSandBox", &text);
-            text
-        })
+        made.map_err(failed)
     }
 
     /// Starts one container; on failure its waiting reason stays until a later start succeeds.

@@ -173,10 +173,20 @@ impl Worker {
             if let Some(since) = self.ending_since {
                 budget.shorten(stop.grace, since.elapsed());
             }
-            let hook = stop.pre_stop.as_ref().filter(|_| self.first_hook(&stop.id));
-            if let (Some(hook), Some(left)) = (hook, budget.left()) {
+            let hook = stop.pre_stop.as_ref().filter(|_| budget.left().is_some() && self.first_hook(&stop.id));
+            let hook = async {
+                if let Some(hook) = hook {
+                    self.pre_stop(pod, observed, stop, hook).await;
+                }
+            };
+            tokio::pin!(hook);
+            let mut over = false;
+            if let Some(left) = budget.left() {
                 let begin = Instant::now();
-                self.pre_stop(pod, observed, stop, hook, left).await;
+                over = tokio::time::timeout(left, &mut hook).await.is_ok();
+                if !over {
+                    info!(pod = self.name(), container = stop.name, "PreStop hook not completed in grace period");
+                }
                 budget.spend(begin.elapsed());
             }
             if let Some(left) = budget.left() {
@@ -188,7 +198,15 @@ impl Worker {
                 let _ = tokio::time::timeout(left, wait).await;
                 budget.spend(begin.elapsed());
             }
-            self.deps.mutator.stop_container(&stop.id, budget.stop()).await.map_err(|e| StepError::call(&e))
+            let stopped = self.deps.mutator.stop_container(&stop.id, budget.stop());
+            tokio::pin!(stopped);
+            // A hook that took all of the grace goes on until its container ends.
+            let stopped = tokio::select! {
+                biased;
+                stopped = &mut stopped => stopped,
+                () = &mut hook, if !over => stopped.await,
+            };
+            stopped.map_err(|e| StepError::call(&e))
         })
         .await
     }
@@ -198,15 +216,8 @@ impl Worker {
         self.hooked.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(id.to_owned())
     }
 
-    /// Runs the preStop hook for as long as there is grace. A failed hook is reported and changes nothing else.
-    async fn pre_stop(
-        &self,
-        pod: Option<&DesiredPod>,
-        observed: &ObservedPod,
-        stop: &StopContainer,
-        hook: &str,
-        left: Duration,
-    ) {
+    /// Runs the preStop hook. A failed hook is reported and changes nothing else.
+    async fn pre_stop(&self, pod: Option<&DesiredPod>, observed: &ObservedPod, stop: &StopContainer, hook: &str) {
         let spec = pod.and_then(|p| p.container(&stop.name)).map(|e| e.spec);
         let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
         let outcome = match serde_json::from_str::<LifecycleHandler>(hook) {
@@ -219,9 +230,7 @@ impl Worker {
                     spec,
                     pod_ip: ip.as_deref(),
                 };
-                tokio::time::timeout(left, hooks::run(&handler, &context))
-                    .await
-                    .unwrap_or_else(|_| Err(format!("not finished within its grace of {} s", left.as_secs())))
+                hooks::run(&handler, &context).await
             }
             Err(e) => Err(format!("the hook noted in the container is not readable: {e}")),
         };
