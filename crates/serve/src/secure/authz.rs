@@ -186,3 +186,84 @@ where
     }
     call().await
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn attributes_of_paths() {
+        for (path, fine, coarse) in [
+            ("/pods", "pods proxy", "proxy"),
+            ("/pods/", "pods proxy", "proxy"),
+            ("/podsx", "proxy", "proxy"),
+            ("/runningpods/", "pods proxy", "proxy"),
+            ("/healthz", "healthz proxy", "proxy"),
+            ("/healthz/syncloop", "healthz proxy", "proxy"),
+            ("/configz", "configz proxy", "proxy"),
+            ("/flagz", "configz", "configz"),
+            ("/statusz", "statusz", "statusz"),
+            ("/stats", "stats", "stats"),
+            ("/stats/summary", "stats", "stats"),
+            ("/metrics", "metrics", "metrics"),
+            ("/metrics/cadvisor", "metrics", "metrics"),
+            ("/logs", "log", "log"),
+            ("/logs/containers/x", "log", "log"),
+            ("/checkpoint/ns/pod/c", "checkpoint", "checkpoint"),
+            ("/containerLogs/ns/pod/c", "proxy", "proxy"),
+            ("/exec/ns/pod/c", "proxy", "proxy"),
+            ("/run/ns/pod/c", "proxy", "proxy"),
+            ("/attach/ns/pod/c", "proxy", "proxy"),
+            ("/portForward/ns/pod", "proxy", "proxy"),
+            ("/debug/pprof/heap", "proxy", "proxy"),
+            ("/", "proxy", "proxy"),
+            ("", "proxy", "proxy"),
+        ] {
+            assert_eq!(attributes(&Method::GET, path, true).subresources.join(" "), fine, "{path}");
+            assert_eq!(attributes(&Method::GET, path, false).subresources.join(" "), coarse, "{path}");
+        }
+        for (method, verb) in [
+            ("GET", "get"),
+            ("POST", "create"),
+            ("PUT", "update"),
+            ("PATCH", "patch"),
+            ("DELETE", "delete"),
+            ("HEAD", ""),
+            ("OPTIONS", ""),
+            ("get", ""),
+        ] {
+            assert_eq!(attributes(&method.parse().unwrap(), "/pods", true).verb, verb, "{method}");
+        }
+    }
+
+    proptest! {
+        /// A way into a container is never let through by a weaker right, however its path is written.
+        #[test]
+        fn containers_need_proxy(path in "(/|%2[fF]|\\.\\.?/|%2e|pods|exec|metrics|stats|logs|x|run|containerLogs|attach|%65xec){0,9}") {
+            use crate::secure::route::{Known, Route, decode, route};
+            for method in [Method::GET, Method::POST] {
+                let known = match route(&method, &path, None, true) {
+                    Route::Known(known) => known,
+                    _ => continue,
+                };
+                let needs = attributes(&method, &decode(&path), true).subresources;
+                match known {
+                    Known::Logs(_) | Known::Run(_) | Known::Exec(_) | Known::Attach(_) | Known::PortForward(_) => {
+                        prop_assert_eq!(needs, ["proxy"], "{}", path);
+                    }
+                    _ => {}
+                }
+            }
+        }
+
+        /// No path or query makes routing fail.
+        #[test]
+        fn any_path_and_query(path in "\\PC{0,60}", query in "\\PC{0,60}", debugging: bool) {
+            use crate::secure::route::{parameters, route};
+            route(&Method::GET, &path, Some(&query), debugging);
+            parameters(Some(&query));
+        }
+    }
+}

@@ -125,3 +125,126 @@ pub(crate) fn container_id(pod: &str, status: &PodStatus, container: &str, previ
         None => format!("{the} is waiting to start - no logs yet"),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::secure::route::parameters;
+
+    fn now() -> Timestamp {
+        "2026-11-29T12:00:00Z".parse().unwrap()
+    }
+
+    fn parse(query: &str) -> Result<LogQuery, Wrong> {
+        LogQuery::parse(&parameters(Some(query)), now())
+    }
+
+    #[test]
+    fn queries() {
+        let plain = || LogQuery {
+            read: ReadOptions { stop_after_tail: true, ..ReadOptions::default() },
+            ..LogQuery::default()
+        };
+        let read = |change: fn(&mut ReadOptions)| {
+            let mut query = plain();
+            change(&mut query.read);
+            Ok(query)
+        };
+        let follows = || {
+            let mut query = plain();
+            (query.follow, query.read.stop_after_tail) = (true, false);
+            Ok(query)
+        };
+        let since = |text: &str| {
+            let mut query = plain();
+            query.read.since = Some(text.parse().unwrap());
+            Ok(query)
+        };
+        for (query, expected) in [
+            ("", Ok(plain())),
+            ("follow=true", follows()),
+            ("follow", follows()),
+            ("follow=yes", follows()),
+            ("follow=false", Ok(plain())),
+            ("follow=0", Ok(plain())),
+            ("previous=true", Ok(LogQuery { previous: true, ..plain() })),
+            ("tailLines=3", read(|r| r.tail = Some(3))),
+            ("tailLines=0", read(|r| r.tail = Some(0))),
+            ("tail=3&tailLines=x", read(|r| r.tail = Some(3))),
+            ("tail=all&tailLines=3", Ok(plain())),
+            ("tail=&tailLines=3", read(|r| r.tail = Some(3))),
+            ("limitBytes=9&limitBytes=3", read(|r| r.limit_bytes = Some(9))),
+            ("timestamps=true", read(|r| r.timestamps = true)),
+            ("sinceSeconds=60", since("2026-11-29T11:59:00Z")),
+            ("sinceTime=2020-01-01T02:00:00%2B02:00", since("2020-01-01T00:00:00Z")),
+            ("sinceTime=", Ok(plain())),
+            ("tailLines=-1", Err(Wrong::Invalid)),
+            ("limitBytes=0", Err(Wrong::Invalid)),
+            ("sinceSeconds=0", Err(Wrong::Invalid)),
+            ("sinceSeconds=5&sinceTime=2020-01-01T00:00:00Z", Err(Wrong::Invalid)),
+            ("sinceSeconds=5&sinceTime=", Err(Wrong::Invalid)),
+            ("stream=stdout", Err(Wrong::Invalid)),
+            ("stream=", Err(Wrong::Invalid)),
+            ("stream=Stdout&tailLines=3", Err(Wrong::Invalid)),
+            ("tailLines=x", Err(Wrong::Undecodable)),
+            ("tailLines=", Err(Wrong::Undecodable)),
+            ("limitBytes=+9", Err(Wrong::Undecodable)),
+            ("limitBytes=99999999999999999999", Err(Wrong::Undecodable)),
+            ("sinceTime=bad", Err(Wrong::Undecodable)),
+        ] {
+            assert_eq!(parse(query), expected, "{query}");
+        }
+        let one = parse("stream=Stderr").unwrap();
+        assert_eq!(one.read.stream, Some(Stream::Stderr));
+        assert_eq!(
+            (one.allow_streams(true), one.allow_streams(false)),
+            (Ok(()), Err(Wrong::SplitStreams("Stderr".into())))
+        );
+        assert_eq!(parse("stream=All").unwrap().allow_streams(false), Ok(()));
+    }
+
+    #[test]
+    fn which_container() {
+        let ended = |id: &str| json!({"terminated": {"exitCode": 1, "containerID": id}});
+        let waits = |reason: &str| json!({"waiting": {"reason": reason}});
+        let runs = json!({"running": {}});
+        let none = json!({});
+        let not_started = "container \"c\" in pod \"p\" is waiting to start";
+        let is_ended = Err("container \"c\" in pod \"p\" is terminated");
+        let no_previous = Err("previous terminated container \"c\" in pod \"p\" not found");
+        let pulls = format!("{not_started}: trying and failing to pull image");
+        let cannot_pull = format!("{not_started}: image can't be pulled");
+        let creating = format!("{not_started}: ContainerCreating");
+        let unknown = format!("{not_started} - no logs yet");
+        for (state, last, previous, expected) in [
+            (&runs, &none, false, Ok("x://now")),
+            (&runs, &ended("x://old"), false, Ok("x://now")),
+            (&runs, &ended("x://old"), true, Ok("x://old")),
+            (&runs, &none, true, no_previous),
+            (&runs, &ended(""), true, no_previous),
+            (&ended("x://now"), &none, false, Ok("x://now")),
+            // The next container could not be made.
+            (&ended(""), &ended("x://old"), false, Ok("x://old")),
+            (&ended(""), &none, false, is_ended),
+            // Between two starts.
+            (&waits("CrashLoopBackOff"), &ended("x://old"), false, Ok("x://old")),
+            (&waits("CrashLoopBackOff"), &ended(""), false, is_ended),
+            (&waits("ImagePullBackOff"), &none, false, Err(pulls.as_str())),
+            (&waits("ErrImagePull"), &none, false, Err(cannot_pull.as_str())),
+            (&waits("ContainerCreating"), &none, false, Err(creating.as_str())),
+            (&none, &none, false, Err(unknown.as_str())),
+        ] {
+            let status = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                                "containerID": "x://now", "state": state, "lastState": last});
+            for list in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
+                let status: PodStatus = serde_json::from_value(json!({ list: [status] })).unwrap();
+                let found = container_id("p", &status, "c", previous);
+                assert_eq!(found.as_deref().map_err(String::as_str), expected, "{state} {last} {previous}");
+            }
+        }
+        let missing = container_id("p", &PodStatus::default(), "c", false);
+        assert_eq!(missing.unwrap_err(), "container \"c\" in pod \"p\" is not available");
+    }
+}

@@ -148,7 +148,10 @@ async fn the_question_and_its_caches() {
     let answer = cluster.running.ask("GET /metrics").await;
     assert_eq!(answer.status, 403);
     let spec = cluster.api.asked.lock().unwrap().last().unwrap().spec.clone();
-    assert_eq!((spec.user.as_deref(), spec.groups), (Some("system:anonymous"), Some(vec!["system:unauthenticated".into()])));
+    assert_eq!(
+        (spec.user.as_deref(), spec.groups),
+        (Some("system:anonymous"), Some(vec!["system:unauthenticated".into()]))
+    );
     // A denial is kept too.
     let before = cluster.api.reviews.load(Ordering::Relaxed);
     cluster.running.ask("GET /metrics").await;

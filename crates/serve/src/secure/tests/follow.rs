@@ -33,7 +33,9 @@ impl Logged {
 
     async fn follow(&self, query: &str) -> Following {
         let mut stream = self.running.connect(client(None)).await.unwrap();
-        let request = format!("GET /containerLogs/default/web/app?follow=true{query} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let request = format!(
+            "GET /containerLogs/default/web/app?follow=true{query} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        );
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut following = Following { stream, text: String::new() };
         following.until("\r\n\r\n").await;
@@ -145,10 +147,15 @@ async fn no_line_is_lost_or_doubled_over_rotations() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_goes_leaves_nothing_and_a_server_that_stops_ends_all() {
     let logged = Logged::start().await;
-    let inotify = || std::fs::read_dir("/proc/self/fd").unwrap().filter(|f| {
-        let target = f.as_ref().ok().and_then(|f| std::fs::read_link(f.path()).ok());
-        target.is_some_and(|t| t == logged.path)
-    }).count();
+    let inotify = || {
+        std::fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter(|f| {
+                let target = f.as_ref().ok().and_then(|f| std::fs::read_link(f.path()).ok());
+                target.is_some_and(|t| t == logged.path)
+            })
+            .count()
+    };
     for _ in 0..3 {
         let mut followers = Vec::new();
         for _ in 0..10 {
@@ -158,7 +165,11 @@ async fn a_follower_that_goes_leaves_nothing_and_a_server_that_stops_ends_all() 
         }
         assert_eq!(inotify(), 10);
         drop(followers);
-        let gone = async { while inotify() > 0 { tokio::time::sleep(Duration::from_millis(5)).await } };
+        let gone = async {
+            while inotify() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await
+            }
+        };
         tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the logs stay open");
     }
     let mut follower = logged.follow("").await;
@@ -179,13 +190,18 @@ async fn a_slow_reader_gets_everything_and_costs_nothing() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let offset = || {
         let fds = std::fs::read_dir("/proc/self/fd").unwrap();
-        let of_log = fds.filter_map(|f| f.ok().map(|f| f.path())).find(|f| std::fs::read_link(f).is_ok_and(|t| t == logged.path));
+        let of_log = fds
+            .filter_map(|f| f.ok().map(|f| f.path()))
+            .find(|f| std::fs::read_link(f).is_ok_and(|t| t == logged.path));
         let info = std::fs::read_to_string(of_log.unwrap().to_str().unwrap().replace("/fd/", "/fdinfo/")).unwrap();
         info.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
     let size = std::fs::metadata(&logged.path).unwrap().len();
     assert!(offset() < size / 2 + (3 << 20), "{} of {size}", offset());
-    assert_eq!(offset(), { tokio::time::sleep(Duration::from_millis(50)).await; offset() });
+    assert_eq!(offset(), {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        offset()
+    });
     assert!(follower.until("39999 ").await);
     assert_eq!(follower.lines().await.len(), 40_000);
 }

@@ -12,7 +12,11 @@ async fn shake(running: &Running, change: impl FnOnce(&mut ClientConfig)) -> Opt
     let stream = running.connect(config).await.ok()?;
     let tls = stream.get_ref().1;
     let certificate = tls.peer_certificates()?[0].to_vec();
-    Some((certificate, format!("{:?}", tls.protocol_version()?), format!("{:?}", tls.negotiated_cipher_suite()?.suite())))
+    Some((
+        certificate,
+        format!("{:?}", tls.protocol_version()?),
+        format!("{:?}", tls.negotiated_cipher_suite()?.suite()),
+    ))
 }
 
 fn only_tls12(config: &mut ClientConfig) {
@@ -56,7 +60,10 @@ async fn curves() {
     // The client would have taken X25519 first.
     assert!(matches!(group, Some(rustls::NamedGroup::secp384r1 | rustls::NamedGroup::secp256r1)), "{group:?}");
     let settings = TlsSettings {
-        certificate: ServingCertificate::SelfSigned { directory: running.directory.path().join("pki"), host: "x".into() },
+        certificate: ServingCertificate::SelfSigned {
+            directory: running.directory.path().join("pki"),
+            host: "x".into(),
+        },
         min_version: String::new(),
         cipher_suites: Vec::new(),
         curves: vec![25],
@@ -79,7 +86,9 @@ async fn both_protocols() {
     .await
     .unwrap();
     tokio::spawn(connection);
-    for (method, path, status) in [("GET", "/healthz", 200), ("POST", "/exec/default/x/y?output=1", 404), ("GET", "/pods", 200)] {
+    for (method, path, status) in
+        [("GET", "/healthz", 200), ("POST", "/exec/default/x/y?output=1", 404), ("GET", "/pods", 200)]
+    {
         let request = Request::builder().method(method).uri(format!("https://localhost{path}"));
         let answer = sender.send_request(request.body(http_body_util::Empty::new()).unwrap()).await.unwrap();
         assert_eq!(answer.status(), status, "{path}");
@@ -119,7 +128,9 @@ async fn issued_and_self_signed_certificates() {
     let pair = ca.sign("node", &[], |_| {});
     let identity = Arc::new(Identity::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap());
     let (issue, newest) = watch::channel(None);
-    let running = Running::start(FakePods::default(), |_, parts| parts.tls.certificate = ServingCertificate::Issued(newest)).await;
+    let running =
+        Running::start(FakePods::default(), |_, parts| parts.tls.certificate = ServingCertificate::Issued(newest))
+            .await;
     assert_eq!(shake(&running, |_| {}).await, None, "there is no certificate yet");
     issue.send_replace(Some(identity.clone()));
     assert_eq!(shake(&running, |_| {}).await.unwrap().0, identity.chain[0].to_vec());
@@ -144,7 +155,8 @@ async fn silent_clients() {
     let directory = tempfile::tempdir().unwrap();
     let containers = Arc::new(FakeContainers::default());
     let limits = Limits { head: Duration::from_millis(100), connections: 2, ..Limits::default() };
-    let server = Server::kubelet(parts(directory.path(), &containers, FakePods::default())).unwrap().with_limits(limits);
+    let server =
+        Server::kubelet(parts(directory.path(), &containers, FakePods::default())).unwrap().with_limits(limits);
     let bound = server.bind_tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
     let (address, stop) = (bound.local_addr().unwrap(), CancellationToken::new());
     tokio::spawn(bound.run(stop.clone()));

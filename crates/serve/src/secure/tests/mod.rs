@@ -252,6 +252,7 @@ impl Running {
 
     pub(super) async fn connect(&self, tls: ClientConfig) -> std::io::Result<TlsStream<TcpStream>> {
         let stream = TcpStream::connect(self.address).await?;
+        stream.set_nodelay(true)?;
         TlsConnector::from(Arc::new(tls)).connect(ServerName::try_from("localhost").unwrap(), stream).await
     }
 
@@ -259,7 +260,11 @@ impl Running {
     pub(super) async fn ask_as(&self, who: Option<&Pair>, request: &str, headers: &[(&str, &str)]) -> Reply1 {
         let mut stream = self.connect(client(who)).await.unwrap();
         let extra: String = headers.iter().map(|(k, v)| format!("{k}: {v}\r\n")).collect();
-        let close = if headers.iter().any(|(k, _)| k.eq_ignore_ascii_case("connection")) { "" } else { "connection: close\r\n" };
+        let close = if headers.iter().any(|(k, _)| k.eq_ignore_ascii_case("connection")) {
+            ""
+        } else {
+            "connection: close\r\n"
+        };
         let head = format!("{request} HTTP/1.1\r\nhost: x\r\n{close}{extra}\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         Reply1::read(&mut stream).await

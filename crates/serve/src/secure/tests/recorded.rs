@@ -4,21 +4,27 @@ use super::*;
 
 fn pods() -> FakePods {
     let status = |containers: serde_json::Value| json!({ "containerStatuses": containers });
-    let plain = |state: serde_json::Value| {
-        json!({"name": "app", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state})
-    };
+    let plain = |state: serde_json::Value| json!({"name": "app", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
     let ended = json!({"terminated": {"exitCode": 0, "containerID": "containerd://done-app"}});
     let init = json!({"initContainerStatuses": [running("first", "init-first")],
                       "containerStatuses": [plain(json!({"waiting": {"reason": "PodInitializing"}}))]});
     FakePods(HashMap::from([
         (
             "web-node-a",
-            pod("web", &[("app", false), ("tty", true)], status(json!([running("app", "web-app"), running("tty", "web-tty")]))),
+            pod(
+                "web",
+                &[("app", false), ("tty", true)],
+                status(json!([running("app", "web-app"), running("tty", "web-tty")])),
+            ),
         ),
         ("done-node-a", pod("done", &[("app", false)], status(json!([plain(ended)])))),
         (
             "nopull-node-a",
-            pod("nopull", &[("app", false)], status(json!([plain(json!({"waiting": {"reason": "ImagePullBackOff"}}))]))),
+            pod(
+                "nopull",
+                &[("app", false)],
+                status(json!([plain(json!({"waiting": {"reason": "ImagePullBackOff"}}))])),
+            ),
         ),
         ("init-node-a", pod("init", &[("first", false), ("app", false)], init)),
     ]))
@@ -55,8 +61,7 @@ async fn as_the_go_kubelet() {
         let map = |key: &str| -> BTreeMap<String, String> { serde_json::from_value(row[key].clone()).unwrap() };
         let sent = map("headers");
         let sent: Vec<(&str, &str)> = sent.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        let mut answer =
-            server.ask_as(None, &format!("{} {}", text("method"), text("path")), &sent).await;
+        let mut answer = server.ask_as(None, &format!("{} {}", text("method"), text("path")), &sent).await;
         answer.headers.remove("transfer-encoding");
         let expected = (row["status"].as_u64().unwrap(), map("answer"), text("body").to_owned());
         assert_eq!((u64::from(answer.status), answer.headers, answer.body), expected, "{line}");

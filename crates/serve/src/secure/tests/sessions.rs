@@ -64,7 +64,9 @@ async fn what_the_runtime_is_asked() {
     assert!(asked.starts_with("POST /exec/token?x=1 HTTP/1.1\r\n"), "{asked}");
     let address = streaming.listener.local_addr().unwrap();
     let lower = asked.to_ascii_lowercase();
-    for wanted in [&format!("host: {address}\r\n"), "upgrade: spdy/3.1\r\n", "x-stream-protocol-version: v4.channel.k8s.io\r\n"] {
+    for wanted in
+        [&format!("host: {address}\r\n"), "upgrade: spdy/3.1\r\n", "x-stream-protocol-version: v4.channel.k8s.io\r\n"]
+    {
         assert!(lower.contains(wanted), "{asked}");
     }
     assert!(!lower.contains("secret"), "the caller's token is not for the runtime");
@@ -242,7 +244,9 @@ async fn refusals() {
     }
     // Nobody is there.
     let url = "http://127.0.0.1:1/exec/token".to_owned();
-    for (url, text) in [(url, "error dialing backend: "), ("https://x/".into(), "the runtime's streaming server is not spoken to")] {
+    for (url, text) in
+        [(url, "error dialing backend: "), ("https://x/".into(), "the runtime's streaming server is not spoken to")]
+    {
         *streaming.running.containers.url.lock().unwrap() = url;
         let answer = streaming.running.ask_as(None, exec, &upgrade).await;
         assert_eq!(answer.status, 500);
