@@ -104,53 +104,53 @@ impl Cluster {
         ClusterObjects::start(sources, strategy, trust_bundles, unit, wall, tasks)
     }
 
-    /// Follows the pods that are bound to the node. Begins when the node's object is known, and admission knows it: before that nobody can say
-    /// which of them it may run. Gives how the watch is doing.
+    /// Tells admission what the node's object says, now and whenever it changes; the value given is true once it was told.
+    pub(crate) fn follow_node(
+        mut node: watch::Receiver<Option<Arc<Node>>>,
+        admit: AdmitHandle,
+        tasks: &Tasks,
+    ) -> watch::Receiver<bool> {
+        let (told, known) = watch::channel(false);
+        let stop = tasks.stop().clone();
+        let follow = async move {
+            loop {
+                let newest = node.borrow_and_update().clone();
+                if let Some(newest) = newest {
+                    admit.node(&newest).await;
+                    told.send_replace(true);
+                }
+                if node.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tasks.spawn(async move {
+            tokio::select! { () = stop.cancelled() => {}, () = follow => {} }
+        });
+        known
+    }
+
+    /// Follows the pods that are bound to the node, from the moment on when admission knows the node (`known`): before that nobody can say which of
+    /// them it may run. Gives how the watch is doing.
     pub(crate) fn follow_pods(
         &self,
         node_name: &str,
-        mut node: watch::Receiver<Option<Arc<Node>>>,
-        admit: AdmitHandle,
+        mut known: watch::Receiver<bool>,
         mirrors: Mirrors,
         clock: Clock,
         out: mpsc::Sender<SourceUpdate>,
         tasks: &Tasks,
     ) -> watch::Receiver<ReflectorStatus> {
-        let (reflector, deltas, status) = Reflector::new(
-            Arc::new(self.client.clone()),
-            Scope::pods_of_node(node_name),
-            DELTAS,
-            cluster::system_unit(),
-        );
+        let source = Arc::new(self.client.clone());
+        let scope = Scope::pods_of_node(node_name);
+        let (reflector, deltas, status) = Reflector::new(source, scope, DELTAS, cluster::system_unit());
         let stop = tasks.stop().clone();
         tasks.spawn(async move {
-            let known = async {
-                loop {
-                    let newest = node.borrow_and_update().clone();
-                    if let Some(newest) = newest {
-                        admit.node(&newest).await;
-                        return true;
-                    }
-                    if node.changed().await.is_err() {
-                        return false;
-                    }
-                }
-            };
             tokio::select! {
                 () = stop.cancelled() => return,
-                known = known => if !known { return },
+                known = known.wait_for(|k| *k) => if known.is_err() { return },
             }
-            let later = async {
-                while node.changed().await.is_ok() {
-                    let newest = node.borrow_and_update().clone();
-                    if let Some(newest) = newest {
-                        admit.node(&newest).await;
-                    }
-                }
-            };
-            tokio::join!(reflector.run(stop.clone()), async {
-                tokio::select! { () = stop.cancelled() => {}, () = later => {} }
-            });
+            reflector.run(stop).await;
         });
         let stop = tasks.stop().clone();
         tasks.spawn(async move {

@@ -243,15 +243,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         tasks.spawn(async move { writer.run(&stopped).await });
         sources.push(PodSource::Api);
         node_object = Some(handles.node.clone());
-        let pods = cluster.follow_pods(
-            &node_name,
-            handles.node,
-            admit.clone(),
-            mirrors.clone(),
-            clock.clone(),
-            updates_tx,
-            &tasks,
-        );
+        let known = Cluster::follow_node(handles.node, admit.clone(), &tasks);
+        let pods = cluster.follow_pods(&node_name, known, mirrors.clone(), clock.clone(), updates_tx, &tasks);
         api = Some(ApiView { client: cluster.client.clone(), node: handles.watching, pods });
     }
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
