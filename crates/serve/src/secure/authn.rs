@@ -4,9 +4,10 @@
 //! anonymous.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::ClusterResult;
 use cluster::calls::AuthApi;
@@ -16,10 +17,13 @@ use http::header::AUTHORIZATION;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
+use telemetry::LogLimiter;
 
 use super::cache::TtlCache;
 use super::tls::{ClientCa, TlsError};
 
+/// Failures of one sort are logged once in this time.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Tokens whose answers are kept.
 const TOKENS: usize = 1024;
 
@@ -47,6 +51,7 @@ pub(crate) struct Authenticator {
     client_ca: Option<ClientCa>,
     tokens: Option<Tokens>,
     anonymous: bool,
+    limiter: LogLimiter,
 }
 
 struct Tokens {
@@ -64,6 +69,7 @@ impl Authenticator {
             client_ca: settings.client_ca_file.map(ClientCa::open).transpose()?,
             tokens: settings.tokens.map(|(api, keep)| Tokens { api, keep, answers: TtlCache::new(TOKENS) }),
             anonymous: settings.anonymous,
+            limiter: LogLimiter::new(LOG_INTERVAL),
         })
     }
 
@@ -81,7 +87,7 @@ impl Authenticator {
                 // A certificate without a name says nothing about its holder.
                 Ok(None) => {}
                 Err(e) => {
-                    tracing::error!(err = e, "Unable to authenticate the request due to an error");
+                    self.failed("certificate", &e);
                     refused = true;
                 }
             }
@@ -89,15 +95,8 @@ impl Authenticator {
         if let (Some(tokens), Some(token)) = (&self.tokens, bearer(headers)) {
             match tokens.user(token).await {
                 Ok(Some(user)) => return Some(user),
-                Ok(None) => {
-                    tracing::error!(err = "invalid bearer token", "Unable to authenticate the request due to an error");
-                }
-                Err(e) => {
-                    tracing::error!(
-                        err = &e as &dyn std::error::Error,
-                        "Unable to authenticate the request due to an error"
-                    );
-                }
+                Ok(None) => self.failed("token", &"invalid bearer token"),
+                Err(e) => self.failed("review", &e),
             }
             refused = true;
         }
@@ -105,6 +104,15 @@ impl Authenticator {
             let groups = vec!["system:unauthenticated".to_owned()];
             Arc::new(User { name: "system:anonymous".to_owned(), groups, ..User::default() })
         })
+    }
+}
+
+impl Authenticator {
+    /// Anybody can make a request fail, so only some of it is logged.
+    fn failed(&self, what: &str, why: &dyn fmt::Display) {
+        if let Some(suppressed) = self.limiter.allow(what, Instant::now()) {
+            tracing::error!(err = %why, suppressed, "Unable to authenticate the request due to an error");
+        }
     }
 }
 
