@@ -84,7 +84,7 @@ pub struct StatusInput<'a> {
     pub extra_conditions: &'a [PodCondition],
     /// True when the runtime handler can do recursive read-only mounts.
     pub recursive_read_only: bool,
-    /// When this agent started. Containers well older keep `ready` and `started` until a probe says otherwise.
+    /// When this agent started. Containers that are older keep `ready` and `started` until a probe says otherwise.
     pub agent_started: Timestamp,
     /// Gate `ChangeContainerStatusOnKubeletRestart`: they do not keep them.
     pub forget_on_restart: bool,

@@ -17,8 +17,8 @@ use cri::port::RuntimeMutator;
 use decide::plan::{ProbeVerdicts, StartupVerdict};
 use decide::probe::{ProbeKind, ProbeState, Thresholds};
 use decide::status::ProbeResults;
-use model::api::{Container, Probe};
-use model::observed::{ContainerState, ObservedPod};
+use model::api::{Container, PodStatus, Probe};
+use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::pod::{ContainerKind, DesiredPod, PodUid};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -106,6 +106,11 @@ impl Prober {
         address: Option<String>,
         entry: &Arc<PodEntry>,
     ) {
+        let was_started = |id: &str| {
+            let view = entry.view();
+            let known = if view.status.phase.is_some() { Some(&view.status) } else { pod.stored_status() };
+            known.is_some_and(|status| is_started(status, id))
+        };
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.state == ContainerState::Running);
         self.table().retain(pod.uid(), running);
         for container in pod.containers() {
@@ -119,7 +124,8 @@ impl Prober {
             if self.table().containers.contains_key(&seen.id) {
                 continue;
             }
-            self.begin(pod, container.spec, &seen.id, seen.started_at, address.clone(), entry);
+            let started = was_started(&seen.id);
+            self.begin(pod, container.spec, started, seen, address.clone(), entry);
         }
     }
 
@@ -127,20 +133,32 @@ impl Prober {
         self: &Arc<Self>,
         pod: &DesiredPod,
         spec: &Container,
-        id: &str,
-        started_at: Option<jiff::Timestamp>,
+        was_started: bool,
+        seen: &ObservedContainer,
         ip: Option<String>,
         entry: &Arc<PodEntry>,
     ) {
-        let probes = probes(spec);
+        let (id, started_at) = (seen.id.as_str(), seen.started_at);
+        let mut probes = probes(spec);
         let has_startup = probes.iter().any(|(kind, _)| *kind == ProbeKind::Startup);
         let stop = self.tasks.stop().child_token();
         let probed = Probed {
-            states: probes.iter().map(|(kind, _)| (*kind, ProbeState::new(*kind))).collect(),
-            started: watch::Sender::new(!has_startup),
+            states: probes
+                .iter()
+                .map(|(kind, probe)| {
+                    let mut state = ProbeState::new(*kind);
+                    if was_started && *kind == ProbeKind::Startup {
+                        state.take(true, Thresholds::of(probe));
+                    }
+                    (*kind, state)
+                })
+                .collect(),
+            started: watch::Sender::new(!has_startup || was_started),
             stop: stop.clone(),
         };
         let started = probed.started.subscribe();
+        // An earlier agent saw it succeed: it never runs again for this container.
+        probes.retain(|(kind, _)| !(was_started && *kind == ProbeKind::Startup));
         let mut table = self.table();
         table.containers.insert(id.to_owned(), probed);
         table.pods.entry(pod.uid().clone()).or_default().push(id.to_owned());
@@ -226,6 +244,15 @@ fn probes(spec: &Container) -> Vec<(ProbeKind, &Probe)> {
     .into_iter()
     .filter_map(|(kind, probe)| Some((kind, probe.as_ref()?)))
     .collect()
+}
+
+/// The status says that the container of this id has started.
+fn is_started(status: &PodStatus, id: &str) -> bool {
+    let lists = [&status.container_statuses, &status.init_container_statuses];
+    lists.into_iter().flatten().flatten().any(|c| {
+        c.started == Some(true)
+            && c.container_id.as_deref().and_then(|c| c.split_once("://")).is_some_and(|(_, of)| of == id)
+    })
 }
 
 fn has_probes(spec: &Container) -> bool {

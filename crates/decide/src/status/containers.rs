@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use model::api::{
     Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, ContainerUser, LinuxContainerUser, PodStatus, Quantity as ApiQuantity, ResourceRequirements, Time,
@@ -19,8 +19,6 @@ use crate::restart::{self, RESTARTING_ALL_CONTAINERS};
 pub(super) const UNKNOWN_EXIT: i32 = 137;
 /// Reason shown for it.
 pub(super) const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
-/// A container started this long before the agent keeps `ready` from the last status.
-const RESTART_GRACE: SignedDuration = SignedDuration::from_secs(10);
 /// Below these the kernel's value says nothing about what was asked for.
 const MIN_SHARES: i64 = 2;
 const MIN_LIMIT_MILLI: i64 = 10;
@@ -335,10 +333,9 @@ impl<'a> View<'a> {
             _ => match results.ready {
                 Some(ok) => ok || e.spec.readiness_probe.is_none(),
                 None if e.spec.readiness_probe.is_none() => true,
+                // No result of this agent's: what an earlier agent found of this very container holds until there is one (A16).
                 None => {
-                    let before_agent = running
-                        .and_then(|r| r.started_at)
-                        .is_some_and(|t| t.0 < input.agent_started.saturating_sub(RESTART_GRACE).unwrap_or(t.0));
+                    let before_agent = running.and_then(|r| r.started_at).is_some_and(|t| t.0 <= input.agent_started);
                     let was = old.is_some_and(|o| o.ready && o.container_id == status.container_id);
                     !input.forget_on_restart && before_agent && was
                 }
