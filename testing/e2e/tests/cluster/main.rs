@@ -7,6 +7,7 @@ mod node;
 mod objects;
 mod outages;
 mod pods;
+mod streams;
 
 use std::fs;
 use std::path::PathBuf;
@@ -49,6 +50,10 @@ fn main() -> ExitCode {
             a_token_of_the_service_account
             services_are_in_the_environment
             a_pod_learns_about_itself;
+        streams:
+            a_log_is_followed_over_rotations
+            sessions_carry_everything
+            the_port_is_for_those_who_may;
         outages:
             of_the_api_server_harm_no_pod
             of_the_kubelet_are_caught_up
