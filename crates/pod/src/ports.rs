@@ -236,6 +236,8 @@ pub trait PodHost: Send + Sync {
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()>;
     /// Unmounts the volumes of a pod that has ended but is still wanted by its source.
     async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()>;
+    /// Bytes that an emptyDir on disk takes.
+    async fn empty_dir_usage(&self, uid: &PodUid, volume: &str) -> HostResult<u64>;
     /// Pod directories that exist.
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>>;
     /// Makes the files that a container gets mounted.

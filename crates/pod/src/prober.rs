@@ -98,18 +98,23 @@ impl Prober {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the probes of containers that run, and ends those of containers that do not. `address` is where probes without a host go.
+    /// Starts the probes of containers that run, and ends those of containers that do not. `address` is where probes without a host go; `keep_told`: what the
+    /// last status says of a container holds until a probe says otherwise (against: gate ChangeContainerStatusOnKubeletRestart).
     pub fn follow(
         self: &Arc<Self>,
         pod: &DesiredPod,
         observed: &ObservedPod,
         address: Option<String>,
         entry: &Arc<PodEntry>,
+        keep_told: bool,
     ) {
-        let was_started = |id: &str| {
+        let told = |id: &str| {
+            if !keep_told {
+                return Told::default();
+            }
             let view = entry.view();
             let known = if view.status.phase.is_some() { Some(&view.status) } else { pod.stored_status() };
-            known.is_some_and(|status| is_started(status, id))
+            known.map_or(Told::default(), |status| Told::of(status, id))
         };
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.state == ContainerState::Running);
         self.table().retain(pod.uid(), running);
@@ -124,8 +129,8 @@ impl Prober {
             if self.table().containers.contains_key(&seen.id) {
                 continue;
             }
-            let started = was_started(&seen.id);
-            self.begin(pod, container.spec, started, seen, address.clone(), entry);
+            let told = told(&seen.id);
+            self.begin(pod, container.spec, told, seen, address.clone(), entry);
         }
     }
 
@@ -133,7 +138,7 @@ impl Prober {
         self: &Arc<Self>,
         pod: &DesiredPod,
         spec: &Container,
-        was_started: bool,
+        told: Told,
         seen: &ObservedContainer,
         ip: Option<String>,
         entry: &Arc<PodEntry>,
@@ -147,18 +152,18 @@ impl Prober {
                 .iter()
                 .map(|(kind, probe)| {
                     let mut state = ProbeState::new(*kind);
-                    if was_started && *kind == ProbeKind::Startup {
-                        state.take(true, Thresholds::of(probe));
+                    if told.holds(*kind) {
+                        state.take(true, Thresholds { success: 1, ..Thresholds::of(probe) });
                     }
                     (*kind, state)
                 })
                 .collect(),
-            started: watch::Sender::new(!has_startup || was_started),
+            started: watch::Sender::new(!has_startup || told.started),
             stop: stop.clone(),
         };
         let started = probed.started.subscribe();
         // An earlier agent saw it succeed: it never runs again for this container.
-        probes.retain(|(kind, _)| !(was_started && *kind == ProbeKind::Startup));
+        probes.retain(|(kind, _)| !(told.started && *kind == ProbeKind::Startup));
         let mut table = self.table();
         table.containers.insert(id.to_owned(), probed);
         table.pods.entry(pod.uid().clone()).or_default().push(id.to_owned());
@@ -246,13 +251,28 @@ fn probes(spec: &Container) -> Vec<(ProbeKind, &Probe)> {
     .collect()
 }
 
-/// The status says that the container of this id has started.
-fn is_started(status: &PodStatus, id: &str) -> bool {
-    let lists = [&status.container_statuses, &status.init_container_statuses];
-    lists.into_iter().flatten().flatten().any(|c| {
-        c.started == Some(true)
-            && c.container_id.as_deref().and_then(|c| c.split_once("://")).is_some_and(|(_, of)| of == id)
-    })
+/// What the last status says of a container: verdicts that an earlier agent came to, and that hold until a probe says otherwise.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    started: bool,
+    ready: bool,
+}
+
+impl Told {
+    fn of(status: &PodStatus, id: &str) -> Self {
+        let lists = [&status.container_statuses, &status.init_container_statuses];
+        let is_it = |full: &String| full.split_once("://").is_some_and(|(_, of)| of == id);
+        let found = lists.into_iter().flatten().flatten().find(|c| c.container_id.as_ref().is_some_and(is_it));
+        found.map_or(Self::default(), |c| Self { started: c.started == Some(true), ready: c.ready })
+    }
+
+    fn holds(self, kind: ProbeKind) -> bool {
+        match kind {
+            ProbeKind::Startup => self.started,
+            ProbeKind::Readiness => self.ready,
+            ProbeKind::Liveness => false,
+        }
+    }
 }
 
 fn has_probes(spec: &Container) -> bool {

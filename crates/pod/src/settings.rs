@@ -33,6 +33,8 @@ pub struct Settings {
     pub cluster_domain: String,
     /// `resolvConf`; None: pods start from an empty one.
     pub resolv_conf: Option<PathBuf>,
+    /// `localStorageCapacityIsolation`: limits of local storage hold.
+    pub local_storage_isolation: bool,
     /// `cgroupsPerQOS`.
     pub cgroups_per_qos: bool,
     /// The cgroup above all pods.

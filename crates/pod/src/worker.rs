@@ -88,6 +88,11 @@ pub enum EndReason {
     Completed,
     /// `activeDeadlineSeconds` is over.
     DeadlineExceeded,
+    /// It uses more than it may.
+    Evicted {
+        /// Message of the status: what of it is over which limit.
+        message: String,
+    },
 }
 
 impl Intent {
@@ -246,6 +251,8 @@ pub(crate) struct Worker {
     pub(crate) ending: Option<EndReason>,
     /// After a failure, wake-ups wait for this moment.
     pub(crate) quiet_until: Option<Instant>,
+    /// When its volumes were last measured against their limits.
+    pub(crate) measured: Option<Instant>,
     /// When dead containers were last collected.
     pub(crate) collected: Instant,
     /// Metrics: the first round has been counted.
@@ -283,6 +290,7 @@ pub fn spawn(
         hooked: Mutex::default(),
         ending: None,
         quiet_until: None,
+        measured: None,
         collected: Instant::now(),
         started: false,
         entry: entry.clone(),

@@ -189,6 +189,11 @@ impl PodHost for NodeHost {
         blocking("unmount volumes", move || volumes::take_down(&paths, &uid)).await
     }
 
+    async fn empty_dir_usage(&self, uid: &PodUid, volume: &str) -> HostResult<u64> {
+        let dir = volumes::empty_dir(&self.paths, uid, volume);
+        blocking(format!("measure {}", dir.display()), move || Ok(fsx::disk_usage(&dir)?.bytes)).await
+    }
+
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()> {
         let (paths, uid) = (self.paths.clone(), uid.clone());
         blocking("remove the pod's directory", move || {

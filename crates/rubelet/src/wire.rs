@@ -161,6 +161,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         cluster_dns: config.cluster_dns.clone(),
         cluster_domain: config.cluster_domain.clone(),
         resolv_conf: (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf)),
+        local_storage_isolation: config.local_storage_capacity_isolation,
         cgroups_per_qos: config.cgroups_per_qos,
         kubepods,
         pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),

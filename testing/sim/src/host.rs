@@ -254,6 +254,10 @@ impl PodHost for FakeHost {
         self.call("unmount_volumes", uid.as_str(), |s| s.mounts.retain(|(owner, _)| owner != uid)).await
     }
 
+    async fn empty_dir_usage(&self, uid: &PodUid, _volume: &str) -> HostResult<u64> {
+        self.call("empty_dir_usage", uid.as_str(), |_| 0).await
+    }
+
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
         self.call("list_pod_dirs", "", |s| s.dirs.iter().cloned().collect()).await
     }

@@ -644,6 +644,7 @@ fn settings(clock: &Clock) -> Settings {
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         resolv_conf: None,
+        local_storage_isolation: true,
         cgroups_per_qos: true,
         kubepods: resources::kubepods_name("/"),
         pod_pids_limit: None,

@@ -252,6 +252,9 @@ impl PodHost for Ports {
         let ask = Ask::TakeAway(uid.to_string(), "unmounting the volumes");
         self.change(format!("unmount_volumes {uid}"), Some(ask), self.world.host.unmount_volumes(uid)).await
     }
+    async fn empty_dir_usage(&self, uid: &PodUid, volume: &str) -> HostResult<u64> {
+        self.look(self.world.host.empty_dir_usage(uid, volume)).await
+    }
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
         self.look(self.world.host.list_pod_dirs()).await
     }

@@ -4,6 +4,7 @@
 //! round and the next one begins with a fresh look; nothing of the plan is kept.
 
 pub mod hooks;
+mod limits;
 pub mod observe;
 mod report;
 mod start;
@@ -63,7 +64,8 @@ impl Worker {
                 Err(e) => return self.failed("observe", &e.to_string()),
             };
             let address = self.probe_address(pod, &observed);
-            self.deps.prober.follow(pod, &observed, address, &self.entry);
+            let keep_told = !self.deps.settings.forget_on_restart;
+            self.deps.prober.follow(pod, &observed, address, &self.entry, keep_told);
             let phase = self.publish(pod, &observed);
             if let Some(at) = deadline(pod, &observed)
                 && self.deps.clock.now() >= at
@@ -75,6 +77,9 @@ impl Worker {
             }
             if matches!(phase.as_str(), "Succeeded" | "Failed") {
                 return Next::Ended;
+            }
+            if let Some(message) = self.over_limit(pod).await {
+                return self.evict(pod, message);
             }
             let plan = self.plan(pod, &observed);
             if self.note_waits(pod, &plan) {
@@ -200,6 +205,9 @@ impl Worker {
     fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
         let settings = &self.deps.settings;
         let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
+        if limits::limited(pod).next().is_some() && settings.local_storage_isolation {
+            wait = wait.min(limits::PERIOD);
+        }
         for at in [plan.wake_at, deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {
             wait = wait.min(self.deps.clock.until(at));
         }

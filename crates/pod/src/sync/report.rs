@@ -140,6 +140,7 @@ impl Worker {
                 reason: "DeadlineExceeded".to_owned(),
                 message: "Pod was active on the node longer than the specified deadline".to_owned(),
             }),
+            EndReason::Evicted { message } => Some(Failure { reason: "Evicted".to_owned(), message: message.clone() }),
             EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => None,
         }
     }
