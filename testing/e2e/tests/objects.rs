@@ -8,9 +8,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cri::RuntimeMutator;
 use e2e::cluster::{Cluster, Test, main as harness};
-use e2e::{NODE, Registry, container, pod, seconds, status, wait_until, with};
+use e2e::{NODE, Registry, Withdrawn, container, pod, seconds, status, wait_until, with};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -317,8 +316,7 @@ fn a_claim_that_is_not_bound_is_told(cluster: &mut Cluster) {
 
 fn a_private_image_needs_its_secret(cluster: &mut Cluster) {
     const IMAGE: &str = "lab.test/nonroot:1";
-    let spec = cri_api::v1::ImageSpec { image: IMAGE.to_owned(), ..Default::default() };
-    cluster.node.ask(cluster.node.cri().remove_image(spec));
+    let _back = Withdrawn::new(&cluster.node, IMAGE, "nonroot");
     let registry =
         Registry::start(&cluster.node, "lab.test", &["nonroot"], &["--user", "me:right", "--private", "nonroot"]);
     let login = |user: &str, password: &str| {

@@ -5,17 +5,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use cri::RuntimeMutator;
-use e2e::{Node, Options, Registry, container, pod, seconds, wait_until, with};
+use e2e::{Node, Options, Registry, Withdrawn, container, pod, seconds, wait_until, with};
 use serde_json::{Value, json};
 
 const IMAGE: &str = "lab.test/nonroot:1";
 
 /// A node without the image, and a registry that gives it to `me` only.
-fn closed(node: &Node) -> Registry {
-    let spec = cri_api::v1::ImageSpec { image: IMAGE.to_owned(), ..Default::default() };
-    node.ask(node.cri().remove_image(spec));
-    Registry::start(node, "lab.test", &["nonroot"], &["--user", "me:right", "--private", "nonroot"])
+fn closed(node: &Node) -> (Registry, Withdrawn<'_>) {
+    let withdrawn = Withdrawn::new(node, IMAGE, "nonroot");
+    let registry = Registry::start(node, "lab.test", &["nonroot"], &["--user", "me:right", "--private", "nonroot"]);
+    (registry, withdrawn)
 }
 
 fn private(name: &str) -> Value {
@@ -37,7 +36,7 @@ fn the_nodes_file_is_good_for_every_pod() {
     let login = json!({"auths": {"lab.test": {"username": "me", "password": "right"}}});
     fs::write(node.root().join("config.json"), login.to_string()).unwrap();
     node.run();
-    let _registry = closed(&node);
+    let _closed = closed(&node);
     node.write("a.yaml", &private("filed"));
     node.wait_running("filed");
     assert_eq!(recorded(&node), [json!({"nodePodsAccessible": true})]);
@@ -72,7 +71,7 @@ fn a_plugin_is_asked_for_credentials() {
         options = options.flag(flag);
     }
     let node = Node::with(options);
-    let _registry = closed(&node);
+    let closed = closed(&node);
     node.write("a.yaml", &private("plugged"));
     node.write("b.yaml", &private("plugged-too"));
     node.wait_running("plugged");
@@ -80,6 +79,7 @@ fn a_plugin_is_asked_for_credentials() {
     let request = r#"give {"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"lab.test/nonroot"}"#;
     assert_eq!(fs::read_to_string(&asked).unwrap(), format!("{request}\n"), "asked once, then kept");
     assert_eq!(recorded(&node), [json!({"nodePodsAccessible": true})]);
+    drop(closed);
     drop(node);
     fs::remove_dir_all(dir).unwrap();
 }
