@@ -175,12 +175,7 @@ impl PodHost for NodeHost {
     }
 
     async fn mount_volumes(&self, pod: &DesiredPod, payloads: VolumePayloads) -> HostResult<VolumeResults> {
-        let maker = volumes::Maker {
-            paths: self.paths.clone(),
-            pod: pod.clone(),
-            payloads,
-            now: Timestamp::now(),
-        };
+        let maker = volumes::Maker { paths: self.paths.clone(), pod: pod.clone(), payloads, now: Timestamp::now() };
         blocking("Unable to attach or mount volumes", move || Ok(maker.make_all())).await
     }
 
