@@ -400,7 +400,7 @@ impl Images {
         let failed = match found {
             Ok(Some(found)) => {
                 let took = begin.elapsed();
-                self.metrics.image_pulled(found.size, took);
+                self.metrics.image_pulled(found.size, waiting.elapsed());
                 self.pulled.send_modify(|n| *n += 1);
                 info!(pod = pod.full_name(), image, took = ?took, bytes = found.size, "Pulled image");
                 let message = format!(

@@ -231,7 +231,7 @@ pub trait PodHost: Send + Sync {
     /// Makes `pods/UID` and what belongs below it.
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()>;
     /// Makes every volume ready; those that are, are only checked, and their files written anew where they differ.
-    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<VolumeResults>;
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: VolumePayloads) -> HostResult<VolumeResults>;
     /// Unmounts everything of the pod and removes its directory, never through a mount. Absent is done.
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()>;
     /// Unmounts the volumes of a pod that has ended but is still wanted by its source.

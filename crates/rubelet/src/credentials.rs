@@ -15,6 +15,7 @@ use decide::credentials::{Credential, DockerConfig, Keyring, Origin, parse_confi
 use model::pod::DesiredPod;
 use pod::images::NodeCredentials;
 use pod::objects::PodObjects;
+use telemetry::metrics::Metrics;
 use tokio::time::Instant;
 use tracing::{debug, error};
 
@@ -71,8 +72,14 @@ pub(crate) struct NodeKeyring {
 
 impl NodeKeyring {
     /// Files in these places, and these plugins in the directory `bin`.
-    pub(crate) fn new(places: Places, providers: Vec<Provider>, bin: &Path, objects: &Arc<dyn PodObjects>) -> Self {
-        let plugins = providers.into_iter().map(|p| Plugin::new(p, bin, objects.clone())).collect();
+    pub(crate) fn new(
+        places: Places,
+        providers: Vec<Provider>,
+        bin: &Path,
+        objects: &Arc<dyn PodObjects>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
+        let plugins = providers.into_iter().map(|p| Plugin::new(p, bin, objects.clone(), metrics.clone())).collect();
         Self { places, files: Mutex::default(), plugins }
     }
 

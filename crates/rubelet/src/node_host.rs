@@ -174,13 +174,8 @@ impl PodHost for NodeHost {
         .await
     }
 
-    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<VolumeResults> {
-        let maker = volumes::Maker {
-            paths: self.paths.clone(),
-            pod: pod.clone(),
-            payloads: payloads.clone(),
-            now: Timestamp::now(),
-        };
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: VolumePayloads) -> HostResult<VolumeResults> {
+        let maker = volumes::Maker { paths: self.paths.clone(), pod: pod.clone(), payloads, now: Timestamp::now() };
         blocking("Unable to attach or mount volumes", move || Ok(maker.make_all())).await
     }
 

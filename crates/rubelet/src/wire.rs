@@ -195,7 +195,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         events.clone(),
         pull_limits(&config),
     )
-    .with_credentials(objects.clone(), Arc::new(node_credentials(&flags, &gates, &objects)?));
+    .with_credentials(objects.clone(), Arc::new(node_credentials(&flags, &gates, &objects, &metrics)?));
     if let Some(policy) = verification(&config) {
         let records = Records::new(host.clone(), flags.root_dir(), policy, clock.clone());
         records.take_over(&*runtime.reader).await;
@@ -417,7 +417,12 @@ fn sources(
 }
 
 /// The node's own pull credentials.
-fn node_credentials(flags: &Flags, gates: &Gates, objects: &Arc<dyn PodObjects>) -> Result<NodeKeyring, Failure> {
+fn node_credentials(
+    flags: &Flags,
+    gates: &Gates,
+    objects: &Arc<dyn PodObjects>,
+    metrics: &Arc<Metrics>,
+) -> Result<NodeKeyring, Failure> {
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     let places = Places::new(flags.root_dir(), &home);
     let (config, bin) = (flags.image_credential_provider_config(), flags.image_credential_provider_bin_dir());
@@ -425,12 +430,12 @@ fn node_credentials(flags: &Flags, gates: &Gates, objects: &Arc<dyn PodObjects>)
         if config.is_some() || bin.is_some() {
             return Err("--image-credential-provider-config and --image-credential-provider-bin-dir go together".into());
         }
-        return Ok(NodeKeyring::new(places, Vec::new(), Path::new(""), objects));
+        return Ok(NodeKeyring::new(places, Vec::new(), Path::new(""), objects, metrics));
     };
     let tokens = gates.enabled(Gate::KubeletServiceAccountTokenForCredentialProviders);
     let providers = credentials::config::load(config, bin, tokens)
         .map_err(|e| format!("Failed to register CRI auth plugins: {e}"))?;
-    Ok(NodeKeyring::new(places, providers, bin, objects))
+    Ok(NodeKeyring::new(places, providers, bin, objects, metrics))
 }
 
 /// Who must prove the right to an image that is there; None: gate KubeletEnsureSecretPulledImages is off.

@@ -25,7 +25,7 @@ pub mod status;
 
 pub use node::{NODE, Node, Options, program};
 pub use pods::{container, lines, pod, sidecar, with};
-pub use registry::Registry;
+pub use registry::{Registry, Withdrawn};
 pub use share::Share;
 
 use std::time::{Duration, Instant};

@@ -228,7 +228,7 @@ impl PodHost for FakeHost {
         .await
     }
 
-    async fn mount_volumes(&self, pod: &DesiredPod, _payloads: &VolumePayloads) -> HostResult<VolumeResults> {
+    async fn mount_volumes(&self, pod: &DesiredPod, _payloads: VolumePayloads) -> HostResult<VolumeResults> {
         let uid = pod.uid();
         self.call("mount_volumes", uid.as_str(), |s| {
             let mut mounted = MountedVolumes::new();

@@ -240,7 +240,7 @@ impl PodHost for Ports {
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
         self.change(format!("make_pod_dirs {uid}"), None, self.world.host.make_pod_dirs(uid)).await
     }
-    async fn mount_volumes(&self, pod: &DesiredPod, payloads: &VolumePayloads) -> HostResult<VolumeResults> {
+    async fn mount_volumes(&self, pod: &DesiredPod, payloads: VolumePayloads) -> HostResult<VolumeResults> {
         let what = format!("mount_volumes {}", pod.uid());
         self.change(what, None, self.world.host.mount_volumes(pod, payloads)).await
     }

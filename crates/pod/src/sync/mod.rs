@@ -249,22 +249,13 @@ impl Worker {
         if self.is_prepared(pod) {
             return Ok(());
         }
-        if self.volumes_wait() {
-            return Err(self.volume_retry());
+        if let Some(next) = self.volumes_rest() {
+            return Err(next);
         }
         if let Err(reason) = self.prepare_host(pod).await {
             return Err(self.failed("prepare", &reason));
         }
-        match self.make_volumes(pod).await {
-            Ok(volumes) => {
-                self.prepared = Some((pod.clone(), volumes));
-                Ok(())
-            }
-            Err(reason) => {
-                self.failed("volumes", &reason);
-                Err(self.volume_retry())
-            }
-        }
+        self.first_volumes(pod).await
     }
 
     async fn prepare_host(&mut self, pod: &DesiredPod) -> Result<(), String> {

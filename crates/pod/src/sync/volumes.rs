@@ -21,12 +21,15 @@ use tokio::time::Instant;
 use super::start::to_end;
 use crate::objects::{ObjectError, ObjectResult, TrustBundles};
 use crate::ports::{MountedVolumes, VolumePayloads};
-use crate::worker::{Next, Worker};
+use crate::worker::{Intent, Next, Worker};
 
 /// First wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// The longest one.
 const LONGEST_WAIT: Duration = Duration::from_secs(122);
+
+/// How long the API server may take to say what volumes show that stand already: meanwhile the worker does nothing else for its pod.
+const REFRESH: Duration = Duration::from_secs(5);
 
 /// How a pod's volumes stand.
 #[derive(Debug, Default)]
@@ -67,14 +70,19 @@ impl Worker {
         self.volumes.retry_at = None;
     }
 
+    /// When to come back while a failed try must wait.
+    pub(crate) fn volumes_rest(&mut self) -> Option<Next> {
+        self.volumes_wait().then(|| self.volume_retry())
+    }
+
     /// True while a failed try must wait. A changed object ends the wait.
-    pub(crate) fn volumes_wait(&mut self) -> bool {
+    fn volumes_wait(&mut self) -> bool {
         self.volumes.stale |= self.entry.take_objects_changed();
         !self.volumes.stale && self.volumes.retry_at.is_some_and(|at| at > Instant::now())
     }
 
     /// When volumes that failed are tried again.
-    pub(crate) fn volume_retry(&self) -> Next {
+    fn volume_retry(&self) -> Next {
         Next::At(self.volumes.retry_at.unwrap_or_else(Instant::now))
     }
 
@@ -88,21 +96,45 @@ impl Worker {
         if !due && !old && !self.volumes.stale {
             return;
         }
-        match self.make_volumes(pod).await {
+        match self.make_volumes(pod, REFRESH).await {
             Ok(volumes) => self.prepared = Some((pod.clone(), volumes)),
-            Err(reason) => self.note_failure("volumes", &reason),
+            Err(reason) if !self.is_to_end() => self.note_failure("volumes", &reason),
+            Err(_) => {}
         }
     }
 
-    /// Makes all volumes ready. Given up when the pod is to end.
-    pub(crate) async fn make_volumes(&mut self, pod: &DesiredPod) -> Result<MountedVolumes, String> {
+    /// Makes the volumes of a pod that waits for them.
+    pub(crate) async fn first_volumes(&mut self, pod: &DesiredPod) -> Result<(), Next> {
+        match self.make_volumes(pod, Duration::MAX).await {
+            Ok(volumes) => {
+                self.prepared = Some((pod.clone(), volumes));
+                Ok(())
+            }
+            Err(reason) => {
+                if !self.is_to_end() {
+                    self.failed("volumes", &reason);
+                }
+                Err(self.volume_retry())
+            }
+        }
+    }
+
+    /// The pod, or the agent, is to end: what fails now needs no words.
+    fn is_to_end(&self) -> bool {
+        self.stop.is_cancelled() || matches!(&*self.intent.borrow(), Intent::End(_))
+    }
+
+    /// Makes all volumes ready. Given up when the pod is to end, or when what they show is not known in time.
+    async fn make_volumes(&mut self, pod: &DesiredPod, limit: Duration) -> Result<MountedVolumes, String> {
         let deps = self.deps.clone();
         self.volumes.stale = false;
         self.entry.begin(StepKind::Volumes, "", deps.clock.now());
         let mut newer = self.intent.clone();
         let gathered = tokio::select! {
             biased;
-            gathered = self.gather(pod) => Ok(gathered),
+            gathered = tokio::time::timeout(limit, self.gather(pod)) => {
+                gathered.map_err(|_| "the API server does not answer in time; what stands stays as it is")
+            }
             () = to_end(&mut newer) => Err("the pod is to end"),
             () = self.stop.cancelled() => Err("the agent stops"),
         };
@@ -133,7 +165,7 @@ impl Worker {
 
     async fn mount(&mut self, pod: &DesiredPod, gathered: Gathered) -> Result<MountedVolumes, String> {
         let Gathered { payloads, mut failed, unprocessed, due } = gathered;
-        let results = self.deps.host.mount_volumes(pod, &payloads).await.map_err(|e| e.chain())?;
+        let results = self.deps.host.mount_volumes(pod, payloads).await.map_err(|e| e.chain())?;
         self.volumes.made = Some(Instant::now());
         self.volumes.wake_at = due;
         failed.extend(results.failed);

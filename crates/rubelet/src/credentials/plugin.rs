@@ -13,6 +13,7 @@ use decide::credentials::{DockerConfig, Login, Origin, place_matches};
 use model::pod::DesiredPod;
 use pod::objects::PodObjects;
 use serde::{Deserialize, Serialize};
+use telemetry::metrics::Metrics;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -82,6 +83,7 @@ pub(super) struct Plugin {
     provider: Provider,
     program: PathBuf,
     objects: Arc<dyn PodObjects>,
+    metrics: Arc<Metrics>,
     kept: Mutex<HashMap<Key, Kept>>,
     flights: Mutex<HashMap<Key, Flight>>,
 }
@@ -91,9 +93,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Plugin {
-    pub(super) fn new(provider: Provider, bin: &Path, objects: Arc<dyn PodObjects>) -> Self {
+    pub(super) fn new(provider: Provider, bin: &Path, objects: Arc<dyn PodObjects>, metrics: Arc<Metrics>) -> Self {
         let program = bin.join(&provider.name);
-        Self { provider, program, objects, kept: Mutex::default(), flights: Mutex::default() }
+        Self { provider, program, objects, metrics, kept: Mutex::default(), flights: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -241,8 +243,11 @@ impl Plugin {
             let ((), output) = tokio::join!(write, child.wait_with_output());
             output
         };
-        let output = tokio::time::timeout(DEADLINE, run).await.map_err(|_| failed(&"context deadline exceeded"))?;
-        let output = output.map_err(|e| failed(&e))?;
+        let begin = Instant::now();
+        let output = tokio::time::timeout(DEADLINE, run).await;
+        let fine = matches!(&output, Ok(Ok(output)) if output.status.success());
+        self.metrics.credential_plugin(&self.provider.name, begin.elapsed(), !fine);
+        let output = output.map_err(|_| failed(&"context deadline exceeded"))?.map_err(|e| failed(&e))?;
         if !output.status.success() {
             let stderr: String = String::from_utf8_lossy(&output.stderr).chars().take(1024).collect();
             return Err(format!("{}: {}", failed(&output.status), stderr.trim()));

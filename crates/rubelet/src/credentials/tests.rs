@@ -103,7 +103,7 @@ impl Lab {
 
     fn keyring(&self, provider: Provider) -> NodeKeyring {
         let objects: Arc<dyn PodObjects> = Arc::new(Account::default());
-        NodeKeyring::new(self.places(), vec![provider], self.dir.path(), &objects)
+        NodeKeyring::new(self.places(), vec![provider], self.dir.path(), &objects, &Arc::new(Metrics::new().unwrap()))
     }
 
     fn runs(&self) -> usize {
@@ -130,7 +130,8 @@ async fn files_in_their_order() {
     lab.put("root/config.json", &login("root"));
     assert_eq!(lab.places().read()["a.test"].username, "root");
     let objects: Arc<dyn PodObjects> = Arc::new(Account::default());
-    let keyring = NodeKeyring::new(lab.places(), Vec::new(), lab.dir.path(), &objects);
+    let keyring =
+        NodeKeyring::new(lab.places(), Vec::new(), lab.dir.path(), &objects, &Arc::new(Metrics::new().unwrap()));
     let found = keyring.lookup(&pod(None), "a.test/x").await;
     assert_eq!((names(&found).as_str(), &found[0].origin), ("root", &Origin::Node));
     assert!(keyring.lookup(&pod(None), "b.test/x").await.is_empty());

@@ -256,6 +256,17 @@ impl Metrics {
                 "Images asked for by containers, by pull policy, presence and need of a pull.",
                 &["pull_policy", "present_locally", "pull_required"],
             )?,
+            credential_plugin_duration: on.histograms(
+                "credential_provider_plugin_duration",
+                "Seconds that a credential provider plugin took.",
+                &["plugin_name"],
+                DEFAULT_BUCKETS,
+            )?,
+            credential_plugin_errors: on.counters(
+                "credential_provider_plugin_errors_total",
+                "Credential provider plugins that could not be run or failed.",
+                &["plugin_name"],
+            )?,
             cgroup_manager_duration: on.histograms(
                 "cgroup_manager_duration_seconds",
                 "Seconds that an operation on a cgroup took.",

@@ -199,6 +199,8 @@ pub struct Metrics {
     admission_rejections: CounterVec,
     image_pull_duration: HistogramVec,
     ensure_image_requests: CounterVec,
+    credential_plugin_duration: HistogramVec,
+    credential_plugin_errors: CounterVec,
     cgroup_manager_duration: HistogramVec,
     node_name: GaugeVec,
     build_info: GaugeVec,
@@ -324,6 +326,14 @@ impl Metrics {
     /// An image was pulled: its size in bytes (0: not known), and the time including the wait for a free puller.
     pub fn image_pulled(&self, size: u64, took: Duration) {
         self.image_pull_duration.with_label_values(&[image_size_bucket(size)]).observe(took.as_secs_f64());
+    }
+
+    /// A credential provider plugin has run.
+    pub fn credential_plugin(&self, name: &str, took: Duration, failed: bool) {
+        self.credential_plugin_duration.with_label_values(&[name]).observe(took.as_secs_f64());
+        if failed {
+            self.credential_plugin_errors.with_label_values(&[name]).inc();
+        }
     }
 
     /// A container's image was asked for: its imagePullPolicy, whether it was present, and whether a pull was needed;
