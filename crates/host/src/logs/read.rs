@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use super::tail_offset;
+use super::{GZIP, TEMPORARY, ends_with, siblings, tail_offset};
 
 /// Bytes asked of the file at once; what one [`LogReader::read`] adds is about as much.
 const CHUNK: usize = 64 << 10;
@@ -140,15 +140,34 @@ impl LogReader {
         }
     }
 
-    /// Goes on to the file that has the log's name now.
+    /// Goes on to the next file: the one that the log's name was given to when this one was rotated, which may have been rotated itself since. What
+    /// is compressed by then is passed over, as Go does. Answers whether that file, too, is complete: others have come after it.
     ///
     /// # Errors
-    /// It cannot be opened.
-    pub fn reopen(&mut self) -> io::Result<()> {
-        self.file = File::open(&self.path)?;
+    /// The files cannot be listed or opened.
+    pub fn reopen(&mut self) -> io::Result<bool> {
+        let held = self.file.metadata()?;
+        let plain = |p: &PathBuf| !ends_with(p, GZIP) && !ends_with(p, TEMPORARY);
+        let rotated = siblings(&self.path, ".").map_err(|e| e.source)?.into_iter().filter(plain);
+        // Their names end in the time of their rotation, so this is the order of their writing.
+        let all: Vec<_> = rotated
+            .chain([self.path.clone()])
+            .filter_map(|path| std::fs::metadata(&path).ok().map(|found| (path, found)))
+            .collect();
+        let own = all.iter().position(|(_, found)| (found.dev(), found.ino()) == (held.dev(), held.ino()));
+        let next = match own {
+            Some(own) => own + 1,
+            // Removed or compressed meanwhile: what was written to since.
+            None => {
+                let time = |m: &std::fs::Metadata| (m.mtime(), m.mtime_nsec());
+                all.iter().position(|(_, found)| time(found) > time(&held)).unwrap_or(all.len().saturating_sub(1))
+            }
+        };
+        let (path, _) = all.get(next).ok_or(io::ErrorKind::NotFound)?;
+        self.file = File::open(path)?;
         self.at = At::Head;
         self.head.clear();
-        Ok(())
+        Ok(next + 2 < all.len())
     }
 
     /// Takes a piece of the file; true when everything asked for is there.

@@ -86,9 +86,48 @@ fn over_a_rotation() {
     assert!(reader.replaced());
     assert_eq!(reader.read(&mut out).unwrap(), Progress::CaughtUp);
     assert_eq!(out, b"one ");
-    reader.reopen().unwrap();
+    assert!(!reader.reopen().unwrap());
     assert_eq!(reader.read(&mut out).unwrap(), Progress::CaughtUp);
     assert_eq!(out, b"one two\n");
+}
+
+#[test]
+fn several_rotations_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |text: &str| format!("2026-11-29T01:02:03Z stdout F {text}\n");
+    let log = put(dir.path(), "0.log", &line("a"));
+    let mut reader = LogReader::open(&log, ReadOptions::default()).unwrap();
+    let mut out = Vec::new();
+    reader.read(&mut out).unwrap();
+    for (text, rotated) in
+        [("b", "0.log.20260101-000001"), ("c", "0.log.20260101-000002"), ("d", "0.log.20260101-000003")]
+    {
+        std::fs::rename(&log, dir.path().join(rotated)).unwrap();
+        put(dir.path(), "0.log", &line(text));
+    }
+    let older = put(dir.path(), "0.log.20251231-000000", &line("older"));
+    std::fs::File::open(&older).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    put(dir.path(), "0.log.20260101-000001.gz", "no lines");
+    for complete in [true, false, false] {
+        assert!(reader.replaced());
+        assert_eq!(reader.reopen().unwrap(), complete);
+        assert_eq!(reader.read(&mut out).unwrap(), Progress::CaughtUp);
+    }
+    assert!(!reader.replaced());
+    assert_eq!(out, b"a\nb\nc\nd\n");
+
+    // The file that is read is gone.
+    std::fs::rename(&log, dir.path().join("gone")).unwrap();
+    std::fs::remove_file(dir.path().join("gone")).unwrap();
+    put(dir.path(), "0.log", &line("e"));
+    std::fs::File::open(&log)
+        .unwrap()
+        .set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9))
+        .unwrap();
+    assert!(reader.replaced());
+    assert!(!reader.reopen().unwrap());
+    reader.read(&mut out).unwrap();
+    assert_eq!(out, b"a\nb\nc\nd\ne\n");
 }
 
 proptest! {

@@ -205,12 +205,15 @@ impl Following {
             // The rest of the old one.
             return true;
         }
-        (self.switching, self.closed, self.delay) = (false, false, LOOK);
-        if let Err(e) = reader.reopen()
-            && e.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(err = %e, "Failed to open a followed container's new log");
-            return false;
+        (self.switching, self.delay) = (false, LOOK);
+        match reader.reopen() {
+            // Of a file that others have come after, there is no end to wait for.
+            Ok(complete) => self.closed = complete,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.closed = false,
+            Err(e) => {
+                tracing::warn!(err = %e, "Failed to open a followed container's new log");
+                return false;
+            }
         }
         true
     }

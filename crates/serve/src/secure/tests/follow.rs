@@ -120,7 +120,7 @@ async fn no_line_is_lost_or_doubled_over_rotations() {
             number += 1;
         }
     };
-    for round in 0..6 {
+    for round in 0..6_u32 {
         write(&mut writer, 500);
         let rotated = logged.path.with_extension(format!("log.{round}"));
         std::fs::rename(&logged.path, &rotated).unwrap();
@@ -134,14 +134,17 @@ async fn no_line_is_lost_or_doubled_over_rotations() {
         drop(std::mem::replace(&mut writer, new.try_clone().unwrap()));
         write(&mut new, 1);
         drop(new);
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        // So soon after each other that a follower is one or more behind.
+        tokio::time::sleep(Duration::from_millis(u64::from(round % 2) * 30)).await;
     }
     logged.runs(false);
     drop(writer);
     let expected: Vec<String> = (0..number).map(|n| format!("n{n}")).collect();
-    assert_eq!(late.lines().await, expected);
+    let given = late.lines().await;
+    let first = given.iter().zip(&expected).position(|(g, e)| g != e);
+    assert!(given == expected, "{} lines, the first other one is {first:?}", given.len());
     let lines = all.lines().await;
-    assert_eq!((lines[0].as_str(), &lines[1..]), ("begin", &expected[..]));
+    assert!(lines[0] == "begin" && lines[1..] == expected, "{} lines", lines.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -182,12 +185,10 @@ async fn a_follower_that_goes_leaves_nothing_and_a_server_that_stops_ends_all() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_gets_everything_and_costs_nothing() {
     let logged = Logged::start().await;
-    let lines: Vec<_> = (0..40_000).map(|i| ("stdout", format!("{i} {}", "x".repeat(100)))).collect();
+    let lines: Vec<_> = (0..60_000).map(|i| ("stdout", format!("{i} {}", "x".repeat(200)))).collect();
     put_log(logged.path.parent().unwrap(), "0.log", &lines);
     logged.runs(false);
     let mut follower = logged.follow("").await;
-    // Nothing is taken for a while: the server waits, and reads no further.
-    tokio::time::sleep(Duration::from_millis(300)).await;
     let offset = || {
         let fds = std::fs::read_dir("/proc/self/fd").unwrap();
         let of_log = fds
@@ -196,12 +197,20 @@ async fn a_slow_reader_gets_everything_and_costs_nothing() {
         let info = std::fs::read_to_string(of_log.unwrap().to_str().unwrap().replace("/fd/", "/fdinfo/")).unwrap();
         info.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
+    // Nothing is taken: when the kernel's buffers are full, the server reads no further.
+    let mut before = 0;
+    let rest = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            match offset() {
+                now if now == before && now > 0 => return now,
+                now => before = now,
+            }
+        }
+    };
+    let reached = tokio::time::timeout(Duration::from_secs(20), rest).await.expect("it reads on and on");
     let size = std::fs::metadata(&logged.path).unwrap().len();
-    assert!(offset() < size / 2 + (3 << 20), "{} of {size}", offset());
-    assert_eq!(offset(), {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        offset()
-    });
-    assert!(follower.until("39999 ").await);
-    assert_eq!(follower.lines().await.len(), 40_000);
+    assert!(reached < size * 3 / 4, "{reached} of {size}");
+    assert!(follower.until("59999 ").await);
+    assert_eq!(follower.lines().await.len(), 60_000);
 }
