@@ -344,7 +344,6 @@ impl Worker {
             let again = Instant::now() + self.deps.random.jitter(Duration::from_secs(1), 0.5);
             self.wait(again).await?;
         }
-        self.deps.admit.ended(&self.entry.uid).await;
         Some(())
     }
 

@@ -412,7 +412,7 @@ fn pod_logs(c: &KubeletConfiguration, r: &mut Report) {
 fn host_rules(c: &KubeletConfiguration, host: &Host, r: &mut Report) {
     if !host.cgroup_v2 {
         if c.fail_cgroup_v1 {
-            r.error("failCgroupV1", "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed in a future release. Move the host to cgroup v2, or set failCgroupV1: false");
+            r.error("failCgroupV1", "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed in a future release");
         }
         if c.single_process_oom_kill == Some(false) {
             r.invalid(

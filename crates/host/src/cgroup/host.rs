@@ -199,7 +199,11 @@ impl HostCgroups {
         };
         let Some(dir) = dir else {
             if self.named.lock().unwrap_or_else(PoisonError::into_inner).insert(write.file.clone()) {
-                tracing::debug!(controller = write.controller, file = write.file, "cgroup controller is not on this host");
+                tracing::debug!(
+                    controller = write.controller,
+                    file = write.file,
+                    "cgroup controller is not on this host"
+                );
             }
             return Ok(());
         };

@@ -36,9 +36,7 @@ impl Worker {
                 return Some(false);
             }
         };
-        if let Some(pod) = &pod {
-            self.publish(pod, &observed);
-        }
+        self.show_end(pod.as_ref(), &observed).await;
         if !observed.anything_alive() {
             return Some(true);
         }
@@ -70,15 +68,24 @@ impl Worker {
         // Stopped is what the runtime shows, not what the calls answered.
         match self.observe().await {
             Ok(observed) => {
-                if let Some(pod) = &pod {
-                    self.publish(pod, &observed);
-                }
+                self.show_end(pod.as_ref(), &observed).await;
                 Some(!observed.anything_alive())
             }
             Err(e) => {
                 self.note_failure("observe", &e.to_string());
                 Some(false)
             }
+        }
+    }
+
+    /// Publishes how far the end has come. The room of a pod of which nothing runs is free before anybody can read that it has ended: who then sends
+    /// the next one counts on it (A06).
+    async fn show_end(&self, pod: Option<&DesiredPod>, observed: &ObservedPod) {
+        if !observed.anything_alive() {
+            self.deps.admit.ended(&self.entry.uid).await;
+        }
+        if let Some(pod) = pod {
+            self.publish(pod, observed);
         }
     }
 
@@ -90,7 +97,7 @@ impl Worker {
             self.entry.woken().await;
             // What cannot be seen now is seen when the stop is done.
             if let Ok(observed) = observer.observe(&self.entry.uid, pod.namespace(), pod.name()).await {
-                self.publish(pod, &observed);
+                self.show_end(Some(pod), &observed).await;
             }
             tokio::time::sleep(SHOWN_AGAIN).await;
         }
