@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::task::{Context, Poll, Waker};
 
 use async_trait::async_trait;
 use host::watch::{DirEvent, DirWatch};
@@ -31,6 +32,19 @@ impl DiskManifests {
     }
 }
 
+impl DiskManifests {
+    fn take(&mut self, event: host::Result<DirEvent>) {
+        match event {
+            Ok(DirEvent::Removed(name)) => self.removed.push(self.path.join(name)),
+            Ok(DirEvent::Changed(_) | DirEvent::Rescan) => {}
+            Err(e) => {
+                warn!(err = e.full(), "Changes of static pods cannot be watched any more, checking periodically");
+                self.watch = None;
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl ManifestDir for DiskManifests {
     async fn list(&mut self, known: &HashMap<PathBuf, Stamp>) -> HostResult<Vec<ManifestFile>> {
@@ -45,18 +59,24 @@ impl ManifestDir for DiskManifests {
 
     async fn changed(&mut self) {
         let Some(watch) = &mut self.watch else { return std::future::pending().await };
-        match watch.next().await {
-            Ok(DirEvent::Removed(name)) => self.removed.push(self.path.join(name)),
-            Ok(DirEvent::Changed(_) | DirEvent::Rescan) => {}
-            Err(e) => {
-                warn!(err = e.full(), "Changes of static pods cannot be watched any more, checking periodically");
-                self.watch = None;
-            }
-        }
+        let event = watch.next().await;
+        self.take(event);
     }
 
     fn removed(&mut self) -> Vec<PathBuf> {
+        // Everything that is known by now: what is read next is newer than all of it.
+        while let Some(event) = self.watch.as_mut().and_then(ready) {
+            self.take(event);
+        }
         std::mem::take(&mut self.removed)
+    }
+}
+
+/// The next event, if it is there.
+fn ready(watch: &mut DirWatch) -> Option<host::Result<DirEvent>> {
+    match std::pin::pin!(watch.next()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(event) => Some(event),
+        Poll::Pending => None,
     }
 }
 

@@ -63,6 +63,8 @@ struct FileSource<D> {
     context: StaticContext,
     clock: Clock,
     known: HashMap<PathBuf, Known>,
+    /// What files held that were removed since the last reading.
+    away: HashMap<PathBuf, Vec<DesiredPod>>,
     order: Vec<PathBuf>,
     seen: FirstSeen,
 }
@@ -75,8 +77,15 @@ pub async fn run(
     clock: Clock,
     out: mpsc::Sender<SourceUpdate>,
 ) {
-    let mut source =
-        FileSource { dir, context, clock, known: HashMap::new(), order: Vec::new(), seen: FirstSeen::default() };
+    let mut source = FileSource {
+        dir,
+        context,
+        clock,
+        known: HashMap::new(),
+        away: HashMap::new(),
+        order: Vec::new(),
+        seen: FirstSeen::default(),
+    };
     let mut sent: Option<Vec<DesiredPod>> = None;
     let mut periodic = true;
     let mut next = tokio::time::Instant::now() + period;
@@ -110,9 +119,11 @@ pub async fn run(
 impl<D: ManifestDir> FileSource<D> {
     /// The pods as of now, and which of them were away since the last reading.
     async fn read(&mut self, periodic: bool) -> HostResult<(Vec<DesiredPod>, HashSet<PodUid>)> {
-        let removed = self.dir.removed();
-        let away = removed.iter().filter_map(|path| self.known.get(path)).flat_map(|k| &k.pods);
-        let mut again: HashSet<PodUid> = away.map(|pod| pod.uid().clone()).collect();
+        for path in self.dir.removed() {
+            if let Some(known) = self.known.get(&path) {
+                self.away.entry(path).or_insert_with(|| known.pods.clone());
+            }
+        }
         let stamps = self.known.iter().map(|(p, k)| (p.clone(), k.stamp)).collect();
         let files = self.dir.list(&stamps).await?;
         self.order = files.iter().map(|f| f.path.clone()).collect();
@@ -148,8 +159,26 @@ impl<D: ManifestDir> FileSource<D> {
         }
         let fresh = self.newest_of_each_name(&changed);
         let pods = self.seen.settle(fresh);
-        again.retain(|uid| pods.iter().any(|pod| pod.uid() == uid));
+        let again = self.back_again().into_iter().filter(|uid| pods.iter().any(|pod| pod.uid() == uid)).collect();
         Ok((pods, again))
+    }
+
+    /// Pods whose file was removed and is there again with the same pod in it. One with another content was edited: an editor that moves the
+    /// old file aside asks for no more than the change.
+    fn back_again(&mut self) -> Vec<PodUid> {
+        let mut again = Vec::new();
+        let known = &self.known;
+        self.away.retain(|path, before| match known.get(path) {
+            None => false,
+            // Half written, maybe: the next reading tells.
+            Some(now) if now.stale => true,
+            Some(now) => {
+                let same = |pod: &&DesiredPod| before.iter().any(|b| b.same_intent(pod));
+                again.extend(now.pods.iter().filter(same).map(|pod| pod.uid().clone()));
+                false
+            }
+        });
+        again
     }
 
     /// The pods in the order of their files; the last one where several have one name. `changed` files are told of.
@@ -181,5 +210,62 @@ impl<D: ManifestDir> FileSource<D> {
         let origin = manifest::Origin::File(path.display().to_string());
         let pods = self.context.load(bytes, &origin, self.clock.now()).map_err(|e| error_chain(&e))?;
         pods.into_iter().collect::<Result<_, _>>().map_err(|e| error_chain(&e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// What each reading finds: the file's content, and whether it was removed before.
+    struct Script(VecDeque<(Option<&'static str>, bool)>, u64);
+
+    #[async_trait]
+    impl ManifestDir for Script {
+        async fn list(&mut self, _: &HashMap<PathBuf, Stamp>) -> HostResult<Vec<ManifestFile>> {
+            let (content, _) = self.0.pop_front().unwrap();
+            self.1 += 1;
+            let stamp = (self.1, 0, 0);
+            let file = |text: &str| ManifestFile { path: "a.yaml".into(), stamp, content: Some(Ok(text.into())) };
+            Ok(content.map(file).into_iter().collect())
+        }
+
+        fn removed(&mut self) -> Vec<PathBuf> {
+            self.0.front().filter(|(_, removed)| *removed).map(|_| "a.yaml".into()).into_iter().collect()
+        }
+
+        async fn changed(&mut self) {}
+    }
+
+    const POD: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u"},"spec":{"containers":[{"name":"c","image":"i:1"}]}}"#;
+    const EDITED: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u"},"spec":{"containers":[{"name":"c","image":"i:2"}]}}"#;
+
+    /// How many pods each reading gives, and how many of them were away.
+    async fn read(script: &[(Option<&'static str>, bool)]) -> Vec<(usize, usize)> {
+        let context = StaticContext { node_name: "n".into(), gates: manifest::Gates::default() };
+        let dir = Script(script.iter().copied().collect(), 0);
+        let clock = Clock::system();
+        let (known, away, seen) = (HashMap::new(), HashMap::new(), FirstSeen::default());
+        let mut source = FileSource { dir, context, clock, known, away, order: Vec::new(), seen };
+        let mut found = Vec::new();
+        for _ in script {
+            let (pods, again) = source.read(false).await.unwrap();
+            found.push((pods.len(), again.len()));
+        }
+        found
+    }
+
+    #[tokio::test]
+    async fn a_manifest_that_was_away_starts_its_pod_again_unless_it_was_edited() {
+        assert_eq!(read(&[(Some(POD), false), (Some(POD), true)]).await, [(1, 0), (1, 1)]);
+        assert_eq!(read(&[(Some(POD), false), (Some(POD), false)]).await, [(1, 0), (1, 0)], "replaced in place");
+        assert_eq!(read(&[(Some(POD), false), (Some(EDITED), true)]).await, [(1, 0), (1, 0)]);
+        let half = Some(&POD[..40]);
+        assert_eq!(read(&[(Some(POD), false), (half, true), (Some(POD), false)]).await, [(1, 0), (1, 0), (1, 1)]);
+        assert_eq!(read(&[(Some(POD), false), (half, true), (Some(EDITED), false)]).await, [(1, 0), (1, 0), (1, 0)]);
+        let gone = read(&[(Some(POD), false), (None, true), (Some(POD), false)]).await;
+        assert_eq!(gone, [(1, 0), (0, 0), (1, 0)], "seen to be away: it left and came");
     }
 }
