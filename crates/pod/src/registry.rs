@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use model::api::PodStatus;
 use model::pod::{DesiredPod, PodUid};
@@ -163,6 +164,11 @@ impl PodEntry {
     /// True once after each [`PodEntry::objects_changed`].
     pub fn take_objects_changed(&self) -> bool {
         self.objects_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Forgets wake-ups that came until now: what follows looks at everything anyway.
+    pub fn settle(&self) {
+        let _ = self.wake.notified().now_or_never();
     }
 
     /// Waits for [`PodEntry::wake`].

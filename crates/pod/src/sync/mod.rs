@@ -59,6 +59,8 @@ impl Worker {
     async fn rounds(&mut self, pod: &DesiredPod) -> Next {
         self.follow_objects(pod);
         for round in 0..ROUNDS_MAX {
+            // What woke the worker until now, its own calls among it, is part of what is seen next.
+            self.entry.settle();
             let observed = match self.observe().await {
                 Ok(observed) => observed,
                 Err(e) => return self.failed("observe", &e.to_string()),
@@ -345,7 +347,12 @@ impl Worker {
                     return Ok(());
                 }
                 let id = self.create_sandbox(pod, *attempt).await?;
-                observed = self.observe().await.map_err(|e| e.to_string())?;
+                if plan.kill_pod {
+                    // What was stopped has ended by now, and the starts that follow answer those exits.
+                    observed = self.observe().await.map_err(|e| e.to_string())?;
+                } else {
+                    self.observer.add_sandbox(&mut observed, &id).await.map_err(|e| e.to_string())?;
+                }
                 (id, *attempt)
             }
         };

@@ -57,6 +57,21 @@ impl Observer {
         Ok(pod)
     }
 
+    /// Adds a sandbox that was made a moment ago to what was seen of its pod: one call instead of a whole look.
+    ///
+    /// # Errors
+    /// The call failed, or the runtime has no such sandbox.
+    pub async fn add_sandbox(&mut self, pod: &mut ObservedPod, id: &str) -> CriResult<()> {
+        let answer = self.reader.pod_sandbox_status(id, false).await?;
+        if let Some(status) = &answer.status {
+            let full = decide::observe::sandbox_from_status(status);
+            self.sandboxes.insert(full.id.clone(), full.clone());
+            pod.sandboxes.push(full);
+            pod.sort();
+        }
+        Ok(())
+    }
+
     /// A sandbox with its addresses; None when it vanished meanwhile.
     async fn sandbox(&mut self, listed: &v1::PodSandbox) -> CriResult<Option<ObservedSandbox>> {
         let seen = decide::observe::sandbox(listed, None);
