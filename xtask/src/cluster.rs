@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rig::Stage;
-use rig::cluster::{ControlPlane, Options, kubelet_config};
+use rig::cluster::{ControlPlane, Options, is_ready, kubelet_config};
 use serde_json::Value;
 
 use crate::node::Node;
@@ -77,11 +77,7 @@ impl Cluster {
             Ok(plane)
         })?);
         shell.check()?;
-        let flags = [
-            format!("--kubeconfig={}", plane.node_kubeconfig(NODE)?.display()),
-            format!("--hostname-override={NODE}"),
-            format!("--node-ip={}", stage.address()),
-        ];
+        let flags = plane.node_flags(NODE, &stage.address())?;
         let fields = kubelet_config(plane, &stage.address());
         let node = self.node.insert(Node::start(stage, program, &fields, &flags)?);
         timed("the node is ready", || ready(shell, plane, node))?;
@@ -123,8 +119,7 @@ fn ready(shell: &Shell, plane: &ControlPlane, node: &mut Node) -> Result<()> {
     let mut last = Value::Null;
     let up = wait(shell, node, Duration::from_secs(90), || {
         last = plane.api().find(&path)?.unwrap_or_default();
-        let conditions = last["status"]["conditions"].as_array();
-        Ok(conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+        Ok(is_ready(&last))
     })?;
     if up {
         return Ok(());

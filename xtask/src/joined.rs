@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use rig::Stage;
-use rig::cluster::{ControlPlane, Options, kubelet_config};
+use rig::cluster::{ControlPlane, Options, is_ready, kubelet_config};
 use serde_json::{Value, json};
 
 use crate::node::Node;
@@ -67,11 +67,7 @@ fn one(shell: &Shell, name: &str, program: &Path, pods: usize, outage: Duration)
     ];
     let plane = ControlPlane::start("joined", Options { api_server_flags: flags, ..Options::default() })?;
     plane.namespace(NAMESPACE)?;
-    let flags = [
-        format!("--kubeconfig={}", plane.node_kubeconfig(NODE)?.display()),
-        format!("--hostname-override={NODE}"),
-        format!("--node-ip={}", stage.address()),
-    ];
+    let flags = plane.node_flags(NODE, &stage.address())?;
     let mut fields = kubelet_config(&plane, &stage.address());
     fields["maxPods"] = json!(250);
     let mut node = Node::start(&stage, program, &fields, &flags)?;
@@ -94,8 +90,7 @@ impl Bench<'_> {
     fn measure(&mut self, name: &str, pods: usize, outage: Duration) -> Result<Figures> {
         self.until("the node is Ready", Duration::from_secs(120), |b| {
             let found = b.plane.api().find(&format!("/api/v1/nodes/{NODE}"))?.unwrap_or_default();
-            let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            Ok(conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+            Ok(is_ready(&found))
         })?;
         let begin = Instant::now();
         for n in 0..pods {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,11 @@ const WATCH_TIME: Duration = Duration::from_secs(300);
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// How long the end of a streamed initial list may take before it is listed instead.
 const STREAMED_LIST: Duration = Duration::from_secs(60);
+
+/// `metadata.resourceVersion` as a number, for telling which of two copies of an object is newer (KEP-5504); None when it is none.
+pub fn version_of(meta: &ObjectMeta) -> Option<u128> {
+    meta.resource_version.as_deref()?.parse().ok()
+}
 
 /// Which object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -25,7 +25,7 @@ pub fn client_config(config: &ClusterConfig, now: &Snapshot) -> ClusterResult<Ar
         .with_safe_default_protocol_versions()
         .map_err(|e| fail(e.to_string()))?;
     let builder = if config.insecure_skip_tls_verify {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(NoVerifier(provider)))
+        builder.dangerous().with_custom_certificate_verifier(AnyServer::new(provider))
     } else {
         let mut roots = RootCertStore::empty();
         match &now.ca {
@@ -76,11 +76,18 @@ pub(crate) fn explain(error: &rustls::Error) -> (String, &'static str) {
     (format!("TLS: {error}"), advice)
 }
 
-/// Takes any certificate (`insecure-skip-tls-verify`); signatures are still checked.
+/// Takes any certificate (`insecure-skip-tls-verify`, probes and hooks over HTTPS); signatures are still checked.
 #[derive(Debug)]
-struct NoVerifier(Arc<CryptoProvider>);
+pub struct AnyServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for NoVerifier {
+impl AnyServer {
+    /// A verifier that checks signatures as `provider` does.
+    pub fn new(provider: Arc<CryptoProvider>) -> Arc<Self> {
+        Arc::new(Self(provider))
+    }
+}
+
+impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cri_api::v1;
 use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedContainer, ObservedPod, ObservedResources, ObservedSandbox};
-use model::pod::{PodSource, PodUid};
+use model::pod::{CONFIG_SOURCE, PodSource, PodUid};
 
 /// Label: pod UID.
 pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
@@ -211,7 +211,7 @@ pub fn group(sandboxes: &[v1::PodSandbox], containers: &[v1::Container]) -> BTre
 
 /// True for the sandbox of a pod that came from a file or a URL: the pod's annotations stand on it.
 pub fn is_static(sandbox: &v1::PodSandbox) -> bool {
-    let source = sandbox.annotations.get("kubernetes.io/config.source").map(String::as_str);
+    let source = sandbox.annotations.get(CONFIG_SOURCE).map(String::as_str);
     [PodSource::File, PodSource::Http].iter().any(|s| source == Some(s.as_str()))
 }
 

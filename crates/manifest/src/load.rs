@@ -2,23 +2,16 @@
 
 use model::Timestamp;
 use model::api::{Pod, PodStatus, Toleration};
-use model::pod::{DesiredPod, PodSource};
+use model::pod::{CONFIG_HASH, CONFIG_SEEN, CONFIG_SOURCE, DesiredPod, PodSource};
 
 use crate::defaults::{self, PodLevel};
 use crate::references::{api_reference, unknown_source};
 use crate::{Gates, ManifestError, Origin, decode, dump, resources, validate_pod};
 
-/// Annotation with the static pod's UID.
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// Annotation with the source's name.
-const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Annotation with the time of arrival.
-const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
-
 /// The pods of a manifest, ready to run on `node_name`.
 ///
 /// The outer error is about the manifest as a whole; an inner one about one pod (a URL can give several), and leaves the others alone.
-/// `seen` becomes the annotation `kubernetes.io/config.seen`.
+/// `seen` becomes the annotation [`CONFIG_SEEN`].
 ///
 /// # Errors
 /// [`ManifestError`]: not to be decoded, no name, against the API's rules, or with references to API objects.

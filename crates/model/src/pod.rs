@@ -33,7 +33,7 @@ impl fmt::Debug for PodUid {
     }
 }
 
-/// Where a pod came from (annotation `kubernetes.io/config.source`).
+/// Where a pod came from (annotation [`CONFIG_SOURCE`]).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum PodSource {
     /// The static pod directory, `staticPodPath`.
@@ -45,7 +45,7 @@ pub enum PodSource {
 }
 
 impl PodSource {
-    /// The value of the annotation `kubernetes.io/config.source`.
+    /// The value of the annotation [`CONFIG_SOURCE`].
     pub fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -115,9 +115,17 @@ impl fmt::Debug for DesiredPod {
     }
 }
 
+/// Annotation: where a pod came from, as [`PodSource::as_str`].
+pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// Annotation: when a pod was first seen.
+pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+/// Annotation of a static pod: its hash, which is also its UID unless the manifest gives one.
+pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// Annotation of a mirror pod: the hash of the static pod that it mirrors.
+pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+
 /// Annotations that the kubelet itself puts on pods; they never count as a change of intent.
-pub const LOCAL_ANNOTATIONS: [&str; 3] =
-    ["kubernetes.io/config.source", "kubernetes.io/config.seen", "kubernetes.io/config.mirror"];
+pub const LOCAL_ANNOTATIONS: [&str; 3] = [CONFIG_SOURCE, CONFIG_SEEN, CONFIG_MIRROR];
 
 impl DesiredPod {
     /// Takes over a pod object that is complete: defaulted, with name, namespace, UID and spec.

@@ -77,10 +77,7 @@ pub(crate) fn start(
         failing: None,
         volumes_reported,
     };
-    let stop = tasks.stop().clone();
-    tasks.spawn(async move {
-        tokio::select! { () = stop.cancelled() => {}, () = keeper.run() => {} }
-    });
+    tasks.spawn_until_stop(keeper.run());
     receiver
 }
 

@@ -40,11 +40,7 @@ pub(crate) fn start(config: &NodeConfig, ports: &NodePorts, object: NodeObject, 
         latest: None,
         failing: None,
     };
-    let random = ports.random.clone();
-    let stop = tasks.stop().clone();
-    tasks.spawn(async move {
-        tokio::select! { () = stop.cancelled() => {}, () = keeper.run(random) => {} }
-    });
+    tasks.spawn_until_stop(keeper.run(ports.random.clone()));
 }
 
 struct LeaseKeeper {

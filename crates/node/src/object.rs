@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use cluster::reflect::{Collection, Delta, Reflector, ReflectorStatus, Scope};
+use cluster::reflect::{Collection, Delta, Reflector, ReflectorStatus, Scope, version_of};
 use model::api::Node;
 use pod::ports::{Random, Tasks};
 use tokio::sync::{mpsc, watch};
@@ -85,8 +85,8 @@ fn remove(node: &watch::Sender<Option<Arc<Node>>>, uid: Option<&String>) {
 
 /// True when `a` is the same object in a later version. Resource versions are numbers (KEP-5504); of others none is later.
 fn is_newer(a: &Node, b: &Node) -> bool {
-    let version = |n: &Node| n.metadata.resource_version.as_ref().and_then(|v| v.parse::<u128>().ok());
-    a.metadata.uid == b.metadata.uid && version(a).zip(version(b)).is_some_and(|(a, b)| a > b)
+    let versions = version_of(&a.metadata).zip(version_of(&b.metadata));
+    a.metadata.uid == b.metadata.uid && versions.is_some_and(|(a, b)| a > b)
 }
 
 impl NodeObject {

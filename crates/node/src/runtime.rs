@@ -47,15 +47,8 @@ pub(crate) fn start(
 ) -> Found {
     let (runtime_out, runtime) = watch::channel(Arc::new(NodeRuntime::default()));
     let (addresses_out, addresses) = watch::channel(None);
-    let stop = tasks.stop().clone();
-    tasks.spawn(async move {
-        let ask = follow_runtime(reader, max_images, health, images_changed, runtime_out);
-        tokio::select! { () = stop.cancelled() => {}, () = ask => {} }
-    });
-    let stop = tasks.stop().clone();
-    tasks.spawn(async move {
-        tokio::select! { () = stop.cancelled() => {}, () = follow_addresses(find, addresses_out) => {} }
-    });
+    tasks.spawn_until_stop(follow_runtime(reader, max_images, health, images_changed, runtime_out));
+    tasks.spawn_until_stop(follow_addresses(find, addresses_out));
     Found { runtime, addresses }
 }
 

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::admit::AdmitHandle;
 use crate::pleg::{RuntimePod, RuntimePods};
-use crate::ports::Tasks;
+use crate::ports::{Tasks, sleep_until};
 use crate::registry::{PodEntry, WorkerState};
 use crate::source::{SourceSet, SourceUpdate};
 use crate::status::Mirrors;
@@ -228,20 +228,13 @@ impl Dispatcher {
         let mut order = Vec::with_capacity(set.pods.len());
         for pod in set.pods {
             if !names.insert(pod.full_name()) {
-                warn!(
-                    reason = "FailedValidation",
-                    "Error validating pod {}({}) from {} due to duplicate pod name \"{}\", ignoring",
-                    pod.full_name(),
-                    pod.uid(),
-                    source.as_str(),
-                    pod.name()
-                );
                 let text = format!(
                     "Error validating pod {} from {} due to duplicate pod name \"{}\", ignoring",
                     decide::config::pod_text(&pod),
                     source.as_str(),
                     pod.name()
                 );
+                warn!(reason = "FailedValidation", "{text}");
                 self.deps.events.pod_warning(&pod, "FailedValidation", &text);
                 continue;
             }
@@ -560,12 +553,4 @@ fn active(entry: &PodEntry) -> Option<DesiredPod> {
     let view = entry.view();
     let over = view.status.phase.as_deref().is_some_and(status::is_terminal);
     view.desired.clone().filter(|_| view.state != WorkerState::Terminated && !over)
-}
-
-/// Waits for the moment; for ever when there is none.
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }

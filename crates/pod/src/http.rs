@@ -5,13 +5,13 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use cluster::tls::AnyServer;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Whether and how the connection is encrypted.
@@ -180,45 +180,6 @@ async fn read_at_most(body: hyper::body::Incoming, max: usize) -> (Bytes, bool) 
     }
 }
 
-/// Accepts every certificate; signatures of the handshake are checked all the same.
-#[derive(Debug)]
-struct AcceptAny(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for AcceptAny {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
-}
-
 fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     PROVIDER.get_or_init(|| Arc::new(ring::default_provider())).clone()
@@ -229,7 +190,7 @@ fn unverified() -> Arc<ClientConfig> {
     CONFIG
         .get_or_init(|| {
             let provider = provider();
-            let verifier = Arc::new(AcceptAny(provider.signature_verification_algorithms));
+            let verifier = AnyServer::new(provider.clone());
             let versions = [&rustls::version::TLS12, &rustls::version::TLS13];
             let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&versions);
             // ring offers suites for both versions, so this cannot fail; safe defaults are the same set.

@@ -140,12 +140,8 @@ pub fn start(
 ) -> Outputs {
     let (pods_out, pods) = watch::channel(RuntimePods::default());
     let (health_out, health) = watch::channel(Health::default());
-    let stop = tasks.stop().clone();
     let status = status_loop(reader.clone(), clock.clone(), health_out.clone(), registry.clone());
-    let stop_status = stop.clone();
-    tasks.spawn(async move {
-        tokio::select! { () = stop_status.cancelled() => {}, () = status => {} }
-    });
+    tasks.spawn_until_stop(status);
     let pleg = Pleg {
         reader,
         registry,
@@ -160,9 +156,7 @@ pub fn start(
         unannounced: HashMap::new(),
         distrusted_until: None,
     };
-    tasks.spawn(async move {
-        tokio::select! { () = stop.cancelled() => {}, () = pleg.run() => {} }
-    });
+    tasks.spawn_until_stop(pleg.run());
     Outputs { pods, health }
 }
 

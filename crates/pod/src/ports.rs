@@ -102,6 +102,14 @@ impl Tasks {
         self.tracker.spawn(task);
     }
 
+    /// Starts a task that is dropped where it waits when the signal comes.
+    pub fn spawn_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.spawn(async move {
+            tokio::select! { biased; () = stop.cancelled() => {}, () = task => {} }
+        });
+    }
+
     /// The signal that ends every task.
     pub fn stop(&self) -> &CancellationToken {
         &self.stop
@@ -112,6 +120,14 @@ impl Tasks {
         self.stop.cancel();
         self.tracker.close();
         tokio::time::timeout(deadline, self.tracker.wait()).await.is_ok()
+    }
+}
+
+/// Waits for the moment; for ever when there is none.
+pub(crate) async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 use cri::port::{CriError, RuntimeMutator, RuntimeReader};
 use decide::backoff::Backoffs;
 use jiff::Timestamp;
-use model::pod::{DesiredPod, PodUid};
+use model::pod::{CONFIG_SEEN, DesiredPod, PodUid};
 use model::timeline::{StepKind, StepResult};
 use telemetry::LogLimiter;
 use telemetry::metrics::Metrics;
@@ -270,7 +270,7 @@ pub fn spawn(
     let stop = tasks.stop().clone();
     if let Some(pod) = intent.borrow().pod() {
         deps.metrics.containers_per_pod.observe(pod.app_containers().count() as f64);
-        if let Some(seen) = pod.annotation("kubernetes.io/config.seen").and_then(|t| t.parse::<Timestamp>().ok()) {
+        if let Some(seen) = pod.annotation(CONFIG_SEEN).and_then(|t| t.parse::<Timestamp>().ok()) {
             deps.metrics.pod_worker_start_duration.observe(deps.clock.now().duration_since(seen).as_secs_f64());
         }
     }

@@ -74,16 +74,8 @@ impl Cluster {
             client.with_limit(f64::from(config.event_record_qps), u32::try_from(config.event_burst).unwrap_or(0));
         let (recorder, writer) =
             Recorder::new("kubelet", node_name, Arc::new(events), cluster::system_wall(), cluster::system_unit());
-        let stop = tasks.stop().clone();
-        tasks.spawn(writer.run(stop.clone()));
-        let (node_name, for_credentials, bootstrap, store) =
-            (node_name.to_owned(), client.clone(), plan.bootstrap, plan.store);
-        tasks.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = keep_credentials(for_credentials, node_name, bootstrap, store) => {}
-            }
-        });
+        tasks.spawn(writer.run(tasks.stop().clone()));
+        tasks.spawn_until_stop(keep_credentials(client.clone(), node_name.to_owned(), plan.bootstrap, plan.store));
         Ok(Some(Self { client, recorder }))
     }
 
@@ -111,8 +103,7 @@ impl Cluster {
         tasks: &Tasks,
     ) -> watch::Receiver<bool> {
         let (told, known) = watch::channel(false);
-        let stop = tasks.stop().clone();
-        let follow = async move {
+        tasks.spawn_until_stop(async move {
             loop {
                 let newest = node.borrow_and_update().clone();
                 if let Some(newest) = newest {
@@ -123,9 +114,6 @@ impl Cluster {
                     return;
                 }
             }
-        };
-        tasks.spawn(async move {
-            tokio::select! { () = stop.cancelled() => {}, () = follow => {} }
         });
         known
     }
@@ -145,20 +133,12 @@ impl Cluster {
         let scope = Scope::pods_of_node(node_name);
         let (reflector, deltas, status) = Reflector::new(source, scope, DELTAS, cluster::system_unit());
         let stop = tasks.stop().clone();
-        tasks.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                known = known.wait_for(|k| *k) => if known.is_err() { return },
-            }
-            reflector.run(stop).await;
-        });
-        let stop = tasks.stop().clone();
-        tasks.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = source::api::run(deltas, mirrors, clock, out) => {}
+        tasks.spawn_until_stop(async move {
+            if known.wait_for(|k| *k).await.is_ok() {
+                reflector.run(stop).await;
             }
         });
+        tasks.spawn_until_stop(source::api::run(deltas, mirrors, clock, out));
         status
     }
 }

@@ -33,21 +33,19 @@ pub(crate) fn name(flags: &Flags) -> Result<String, Box<dyn Error + Send + Sync>
 
 /// The node's addresses, main one first. Unknown in a host without routes, which is no fault in standalone mode.
 pub(crate) fn addresses(flags: &Flags, name: &str) -> Vec<IpAddr> {
-    find_addresses(&flags.node_ips(), name).unwrap_or_else(|reason| {
-        info!(reason, "The node's address is not known");
-        Vec::new()
-    })
-}
-
-/// The addresses that `--node-ip` gives, else the one that the host's name or its default route leads to.
-pub(crate) fn find_addresses(given: &[IpAddr], name: &str) -> Result<Vec<IpAddr>, String> {
+    let given = flags.node_ips();
     let chosen: Vec<IpAddr> = given.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     if !chosen.is_empty() {
-        return Ok(chosen);
+        return chosen;
     }
     let prefer_v6 = given.first().is_some_and(IpAddr::is_ipv6);
-    let found = host::proc::detect_node_ip(Path::new(PROC), Path::new(SYS), name, prefer_v6);
-    found.map(|ip| vec![ip]).map_err(|e| e.full())
+    match host::proc::detect_node_ip(Path::new(PROC), Path::new(SYS), name, prefer_v6) {
+        Ok(ip) => vec![ip],
+        Err(e) => {
+            info!(reason = e.full(), "The node's address is not known");
+            Vec::new()
+        }
+    }
 }
 
 /// This machine's architecture as Kubernetes names it.

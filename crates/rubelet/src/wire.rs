@@ -240,8 +240,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             handles.node.clone(),
             deps.random.clone(),
         );
-        let stopped = tasks.clone();
-        tasks.spawn(async move { writer.run(&stopped).await });
+        tasks.spawn_until_stop(writer.run());
         sources.push(PodSource::Api);
         node_object = Some(handles.node.clone());
         let known = Cluster::follow_node(handles.node, admit.clone(), &tasks);
@@ -386,20 +385,12 @@ fn sources(
         },
     };
     let mut sources = Vec::new();
-    let stop = tasks.stop();
-    let until_stop = |task| {
-        let stop = stop.clone();
-        let task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = task;
-        async move {
-            tokio::select! { () = stop.cancelled() => {}, () = task => {} }
-        }
-    };
     if !config.static_pod_path.is_empty() {
         info!(path = config.static_pod_path, "Adding static pod path");
         sources.push(PodSource::File);
         let dir = DiskManifests::new(PathBuf::from(&config.static_pod_path));
         let task = source::file::run(dir, config.file_check_frequency, context.clone(), clock.clone(), out.clone());
-        tasks.spawn(until_stop(Box::pin(task)));
+        tasks.spawn_until_stop(task);
     }
     if !config.static_pod_url.is_empty() {
         info!(url = config.static_pod_url, "Adding pod URL");
@@ -411,7 +402,7 @@ fn sources(
             .collect();
         let url = source::url::ManifestUrl::parse(&config.static_pod_url, headers)?;
         let task = source::url::run(url, config.http_check_frequency, context, clock.clone(), out);
-        tasks.spawn(until_stop(Box::pin(task)));
+        tasks.spawn_until_stop(task);
     }
     Ok(sources)
 }

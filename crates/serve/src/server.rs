@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -406,6 +407,19 @@ impl Draining {
     }
 }
 
+/// Drives a connection to its end. At `stop` it is shut down: what was begun is answered, nothing more is taken.
+pub(crate) async fn until_done<C: Future>(connection: C, shut_down: fn(Pin<&mut C>), stop: &CancellationToken) {
+    tokio::pin!(connection);
+    // What goes wrong on a connection is its client's doing (gone, slow, not HTTP), and has been answered if it can be.
+    tokio::select! {
+        _ = connection.as_mut() => {}
+        () = stop.cancelled() => {
+            shut_down(connection.as_mut());
+            let _ = connection.await;
+        }
+    }
+}
+
 /// One server's rules for each of its connections.
 struct Service {
     handler: Arc<dyn Handler>,
@@ -427,15 +441,7 @@ impl Service {
             .header_read_timeout(limits.head)
             .max_buf_size(limits.head_bytes)
             .serve_connection(TokioIo::new(StallGuard::new(stream, limits.stall)), service);
-        tokio::pin!(connection);
-        // What goes wrong on a connection is its client's doing (gone, slow, not HTTP), and has been answered if it can be.
-        tokio::select! {
-            _ = connection.as_mut() => {}
-            () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                let _ = connection.await;
-            }
-        }
+        until_done(connection, |c| c.graceful_shutdown(), &stop).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Reply {

@@ -140,9 +140,7 @@ impl Cluster {
     pub fn wait_ready(&self) {
         wait_until("the node is Ready and has no taint", seconds(60), || {
             let node = self.api().find(&format!("/api/v1/nodes/{NODE}")).ok()??;
-            let conditions = node["status"]["conditions"].as_array()?;
-            let ready = conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
-            (ready && node["spec"]["taints"].is_null()).then_some(())
+            (rig::cluster::is_ready(&node) && node["spec"]["taints"].is_null()).then_some(())
         });
     }
 

@@ -589,10 +589,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
     let (sets_tx, sets) = mpsc::channel(16);
     let context = StaticContext { node_name: NODE.to_owned(), gates: manifest::Gates::default() };
     let source = source::file::run(world.dir.reader(), Duration::from_secs(20), context, clock.clone(), sets_tx);
-    let stop = tasks.stop().clone();
-    tasks.spawn(async move {
-        tokio::select! { biased; () = stop.cancelled() => {}, () = source => {} }
-    });
+    tasks.spawn_until_stop(source);
     let dispatcher = Dispatcher::new(deps, admit, Mirrors::default(), tasks.clone(), [PodSource::File], pleg.pods);
     tasks.spawn(dispatcher.run(sets));
     Some(Agent { tasks, cut, registry, health: pleg.health })

@@ -1,6 +1,6 @@
 //! QoS class and criticality of a pod.
 
-use model::pod::{DesiredPod, PodSource};
+use model::pod::{CONFIG_MIRROR, DesiredPod, PodSource};
 
 use super::{CPU, MEMORY, ResourceList, container_limits, container_requests, optional_list};
 
@@ -76,7 +76,7 @@ const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 /// Static pods, mirror pods, and those of system priority.
 pub fn is_critical(pod: &DesiredPod) -> bool {
     pod.source() != PodSource::Api
-        || pod.annotation("kubernetes.io/config.mirror").is_some()
+        || pod.annotation(CONFIG_MIRROR).is_some()
         || pod.spec().priority.is_some_and(|p| p >= CRITICAL_PRIORITY)
 }
 

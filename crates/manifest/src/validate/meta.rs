@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use model::api::{ObjectMeta, PodSpec};
 use model::k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ManagedFieldsEntry};
+use model::pod::CONFIG_MIRROR;
 
 use super::field::{Errors, Json, Path};
 use super::names;
@@ -164,12 +165,11 @@ pub(crate) fn pod_annotations(
     containers: &[&str],
     path: &Path,
 ) {
-    const MIRROR: &str = "kubernetes.io/config.mirror";
     const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-    if let Some(value) = notes.get(MIRROR)
+    if let Some(value) = notes.get(CONFIG_MIRROR)
         && spec.node_name.as_deref().unwrap_or("").is_empty()
     {
-        e.invalid(&path.key(MIRROR), value, "must set spec.nodeName if mirror pod annotation is set");
+        e.invalid(&path.key(CONFIG_MIRROR), value, "must set spec.nodeName if mirror pod annotation is set");
     }
     if let Some(cost) = notes.get(COST) {
         let well_formed = cost == "0" || cost.starts_with('-') || cost.starts_with(|c: char| matches!(c, '1'..='9'));

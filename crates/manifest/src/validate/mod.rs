@@ -19,6 +19,7 @@ mod volumes;
 use std::collections::BTreeSet;
 
 use model::api::{Container, Pod, PodDNSConfig, PodResourceClaim, PodSpec};
+use model::pod::CONFIG_MIRROR;
 
 use crate::Gates;
 use crate::resources::as_container;
@@ -138,7 +139,7 @@ fn pod_spec(e: &mut Errors, pod: &Pod, spec: &PodSpec, all: &[At<'_>], gates: &G
 
 /// Names of the pod's claims.
 fn resource_claims<'a>(e: &mut Errors, pod: &Pod, claims: &'a [PodResourceClaim], path: &Path) -> BTreeSet<&'a str> {
-    let mirror = pod.metadata.annotations.as_ref().is_some_and(|a| a.contains_key("kubernetes.io/config.mirror"));
+    let mirror = pod.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(CONFIG_MIRROR));
     let mut seen = BTreeSet::new();
     for (i, claim) in claims.iter().enumerate() {
         if mirror {

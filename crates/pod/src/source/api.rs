@@ -7,16 +7,13 @@ use std::collections::HashMap;
 
 use cluster::Delta;
 use model::api::Pod;
-use model::pod::{DesiredPod, PodSource, PodUid};
+use model::pod::{CONFIG_SEEN, CONFIG_SOURCE, DesiredPod, PodSource, PodUid};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{SourceSet, SourceUpdate};
 use crate::ports::Clock;
 use crate::status::{Mirror, Mirrors};
-
-const SOURCE: &str = "kubernetes.io/config.source";
-const SEEN: &str = "kubernetes.io/config.seen";
 
 struct ApiSource {
     mirrors: Mirrors,
@@ -83,8 +80,8 @@ impl ApiSource {
             let clock = &self.clock;
             let seen = self.seen.entry(PodUid::new(uid.as_str())).or_insert_with(|| clock.now().to_string()).clone();
             let notes = pod.metadata.annotations.get_or_insert_default();
-            notes.insert(SOURCE.to_owned(), PodSource::Api.as_str().to_owned());
-            notes.insert(SEEN.to_owned(), seen);
+            notes.insert(CONFIG_SOURCE.to_owned(), PodSource::Api.as_str().to_owned());
+            notes.insert(CONFIG_SEEN.to_owned(), seen);
         }
         let name = pod.metadata.name.clone();
         DesiredPod::new(pod, PodSource::Api)

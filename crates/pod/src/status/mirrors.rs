@@ -3,15 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cluster::reflect::version_of;
 use model::api::{Pod, PodStatus};
-use model::pod::{DesiredPod, PodUid};
+use model::pod::{CONFIG_MIRROR, DesiredPod, PodUid};
 
 use super::StatusQueue;
-
-/// Annotation of a mirror pod: the hash of the static pod that it mirrors.
-pub const MIRROR: &str = "kubernetes.io/config.mirror";
-/// Annotation of a static pod: its hash, which is also its UID.
-pub const HASH: &str = "kubernetes.io/config.hash";
 
 /// One mirror pod: what the writer needs of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,14 +25,14 @@ pub struct Mirror {
     /// The status that is stored.
     pub status: PodStatus,
     /// The version of the object, for telling which of two copies is newer.
-    pub version: u64,
+    pub version: Option<u128>,
 }
 
 impl Mirror {
     /// What is needed of an API pod; None when it is not a mirror pod.
     pub fn of(pod: &Pod) -> Option<Self> {
         let meta = &pod.metadata;
-        let hash = meta.annotations.as_ref()?.get(MIRROR)?.clone();
+        let hash = meta.annotations.as_ref()?.get(CONFIG_MIRROR)?.clone();
         Some(Self {
             uid: PodUid::new(meta.uid.clone()?),
             namespace: meta.namespace.clone()?,
@@ -44,7 +40,7 @@ impl Mirror {
             hash,
             deleting: meta.deletion_timestamp.is_some(),
             status: pod.status.clone().unwrap_or_default(),
-            version: super::version_of(meta),
+            version: version_of(meta),
         })
     }
 

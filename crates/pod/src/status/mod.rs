@@ -10,7 +10,7 @@
 //! sends the difference, if there is one. So any number of changes while the API server is away ends in one patch per changed pod, and somebody
 //! else's change of what is ours is put right.
 //!
-//! Task: owned by wire.rs, ends with [`Tasks::stop`]; what is not written then is written by the next start. Requests: at most [`PARALLEL`] at once, never two
+//! Task: owned by wire.rs, ends with [`crate::ports::Tasks::stop`]; what is not written then is written by the next start. Requests: at most [`PARALLEL`] at once, never two
 //! for one pod; deadlines and rate are the client's. While no server answers, one request at a time is tried, with a growing pause of at
 //! most 30 s; a refusal holds up its own pod only.
 
@@ -26,17 +26,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::calls::PodApi;
-use model::api::{Node, ObjectMeta};
+use model::api::Node;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub use mirrors::{HASH, MIRROR, Mirror, Mirrors};
+pub use mirrors::{Mirror, Mirrors};
 pub use queue::StatusQueue;
 
 use self::queue::Key;
 use self::write::{Outcome, Shared};
-use crate::ports::{Random, Tasks};
+use crate::ports::{Random, sleep_until};
 use crate::registry::Registry;
 
 /// Requests under way at once.
@@ -47,11 +47,6 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Longest wait for a pod whose request was refused.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
-/// `metadata.resourceVersion` as a number, for telling which of two copies is newer (KEP-5504); 0 when it is none.
-pub(crate) fn version_of(meta: &ObjectMeta) -> u64 {
-    meta.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(0)
-}
 
 /// The task.
 pub struct StatusWriter {
@@ -99,15 +94,13 @@ impl StatusWriter {
         }
     }
 
-    /// Runs until stopped.
-    pub async fn run(mut self, tasks: &Tasks) {
-        let stop = tasks.stop().clone();
+    /// Runs until it is dropped.
+    pub async fn run(mut self) {
         loop {
             self.begin();
             let wake = self.wake_at();
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
                 Some(done) = self.requests.join_next() => {
                     // A request that panicked is a fault of ours; its pod is looked at with its next change.
                     if let Ok((key, outcome)) = done {
@@ -187,13 +180,5 @@ impl StatusWriter {
             let key = entry.remove();
             self.ready.insert(key);
         }
-    }
-}
-
-/// Waits for the moment; for ever when there is none.
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

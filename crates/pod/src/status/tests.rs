@@ -166,8 +166,7 @@ impl World {
             node_rx,
             Random::seeded(1),
         );
-        let tasks = world.tasks.clone();
-        world.tasks.spawn(async move { writer.run(&tasks).await });
+        world.tasks.spawn_until_stop(writer.run());
         world
     }
 

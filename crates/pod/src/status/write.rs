@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cluster::calls::PodApi;
+use cluster::reflect::version_of;
 use cluster::{ClusterError, ErrorKind};
 use decide::status;
 use model::api::{Node, OwnerReference, Pod, PodStatus};
-use model::pod::{DesiredPod, PodUid};
+use model::pod::{CONFIG_HASH, CONFIG_MIRROR, DesiredPod, PodUid};
 use tracing::{debug, info, warn};
 
-use super::mirrors::{HASH, MIRROR, Mirror, Mirrors};
+use super::mirrors::{Mirror, Mirrors};
 use super::queue::Key;
-use super::version_of;
 use crate::ports::error_chain;
 use crate::registry::Registry;
 
@@ -33,7 +33,7 @@ pub(super) enum Outcome {
 
 /// A status as the server last answered it, until the watch shows the same or a newer one.
 struct Answer {
-    version: u64,
+    version: Option<u128>,
     status: PodStatus,
 }
 
@@ -61,14 +61,16 @@ impl Shared {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the registry shows of a pod of this kind: its newest form, its status, and whether it has ended.
+    fn shown(&self, uid: &PodUid, kind: fn(&DesiredPod) -> bool) -> Option<(DesiredPod, PodStatus, bool)> {
+        let entry = self.registry.get(uid)?;
+        let view = entry.view();
+        Some((view.desired.clone().filter(kind)?, view.status.clone(), view.finished))
+    }
+
     /// A pod of the API: its status, and once it has ended and was to be deleted, its deletion.
     async fn write_pod(&self, uid: &PodUid) -> Outcome {
-        let shown = self.registry.get(uid).and_then(|entry| {
-            let view = entry.view();
-            let desired = view.desired.clone().filter(|d| !d.is_static())?;
-            Some((desired, view.status.clone(), view.finished))
-        });
-        let Some((desired, status, finished)) = shown else {
+        let Some((desired, status, finished)) = self.shown(uid, |d| !d.is_static()) else {
             self.answers().remove(uid);
             return Outcome::Same;
         };
@@ -147,17 +149,13 @@ impl Shared {
             // Looked at again when the API was listed.
             return Outcome::Same;
         };
-        let shown = owner.and_then(|uid| self.registry.get(&uid)).and_then(|entry| {
-            let view = entry.view();
-            Some((view.desired.clone().filter(DesiredPod::is_static)?, view.status.clone(), view.finished))
-        });
-        let Some((desired, status, finished)) = shown else {
+        let Some((desired, status, finished)) = owner.and_then(|uid| self.shown(&uid, DesiredPod::is_static)) else {
             return match mirror {
                 Some(mirror) => self.delete_mirror(&mirror, "its static pod is gone").await,
                 None => Outcome::Same,
             };
         };
-        let hash = desired.annotation(HASH).unwrap_or_else(|| desired.uid().as_str());
+        let hash = desired.annotation(CONFIG_HASH).unwrap_or_else(|| desired.uid().as_str());
         match mirror {
             Some(mirror) if mirror.deleting => self.delete_mirror(&mirror, "its deletion was asked for").await,
             Some(mirror) if mirror.hash != hash => self.delete_mirror(&mirror, "it is of another static pod").await,
@@ -200,7 +198,7 @@ fn mirror_of(desired: &DesiredPod, hash: &str, node: &Node) -> Pod {
     let meta = &mut pod.metadata;
     meta.uid = None;
     meta.resource_version = None;
-    meta.annotations.get_or_insert_default().insert(MIRROR.to_owned(), hash.to_owned());
+    meta.annotations.get_or_insert_default().insert(CONFIG_MIRROR.to_owned(), hash.to_owned());
     meta.owner_references = Some(vec![OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),

@@ -67,7 +67,7 @@ use crate::read_only::{ReadOnly, accepts_json, observed};
 use crate::reply::{
     Answer, Reply, ReplyBody, error, json as json_reply, nosniff, not_found, redirect_to, reply, service_error,
 };
-use crate::server::{Handler, LargeAnswers, Limits};
+use crate::server::{Handler, LargeAnswers, Limits, until_done};
 use crate::stall::{Patience, StallGuard};
 use authn::Authenticator;
 use authz::{Authorizer, Refusal};
@@ -250,15 +250,7 @@ impl Secure {
                 .keep_alive_interval(limits.head)
                 .keep_alive_timeout(limits.head)
                 .serve_connection(stream, service);
-            tokio::pin!(connection);
-            tokio::select! {
-                _ = connection.as_mut() => {}
-                () = stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    let _ = connection.await;
-                }
-            }
-            return;
+            return until_done(connection, |c| c.graceful_shutdown(), &stop).await;
         }
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -266,14 +258,7 @@ impl Secure {
             .max_buf_size(limits.head_bytes)
             .serve_connection(stream, service)
             .with_upgrades();
-        tokio::pin!(connection);
-        tokio::select! {
-            _ = connection.as_mut() => {}
-            () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                let _ = connection.await;
-            }
-        }
+        until_done(connection, |c| c.graceful_shutdown(), &stop).await;
         if let Some(session) = session.take() {
             tokio::select! { () = session => {}, () = stop.cancelled() => {} }
         }

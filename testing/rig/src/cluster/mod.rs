@@ -250,6 +250,18 @@ impl ControlPlane {
         self.kubeconfig("bootstrap")
     }
 
+    /// The flags by which a kubelet becomes the node `name` of this cluster; `address` as [`crate::Stage::address`].
+    ///
+    /// # Errors
+    /// When its kubeconfig cannot be written.
+    pub fn node_flags(&self, name: &str, address: &str) -> Result<Vec<String>> {
+        Ok(vec![
+            format!("--kubeconfig={}", self.node_kubeconfig(name)?.display()),
+            format!("--hostname-override={name}"),
+            format!("--node-ip={address}"),
+        ])
+    }
+
     /// A kubeconfig for `system:node:NAME` of the group `system:nodes`, with a new certificate.
     ///
     /// # Errors
@@ -491,6 +503,12 @@ impl Drop for ControlPlane {
             eprintln!("rig: {} is not clean: {e:#}", self.dir.display());
         }
     }
+}
+
+/// True when this Node object says Ready.
+pub fn is_ready(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
 /// The fields of a KubeletConfiguration by which a kubelet lets this control plane in: certificates of its authority, tokens and rights

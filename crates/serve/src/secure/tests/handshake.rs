@@ -24,7 +24,7 @@ fn only_tls12(config: &mut ClientConfig) {
         .with_protocol_versions(&[&rustls::version::TLS12])
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyServer))
+        .with_custom_certificate_verifier(AnyServer::new(Arc::new(ring::default_provider())))
         .with_no_client_auth();
     new.alpn_protocols = config.alpn_protocols.clone();
     *config = new;
