@@ -510,7 +510,32 @@ impl Node {
     #[track_caller]
     pub fn wait_gone(&self, uid: &str, limit: Duration) {
         let gone = rig::poll(limit, || self.leftovers(uid).is_empty());
-        assert!(gone, "left of the pod {uid} after {} s: {:#?}", limit.as_secs(), self.leftovers(uid));
+        assert!(
+            gone,
+            "left of the pod {uid} after {} s; {}\n{:#?}",
+            limit.as_secs(),
+            self.standing(uid),
+            self.leftovers(uid)
+        );
+    }
+
+    /// How a pod stands, in a few words, for the message of a failed test: its newest steps and the states of its containers.
+    fn standing(&self, uid: &str) -> String {
+        let steps = self.reports().into_iter().find(|p| p.uid == uid).map(|p| {
+            let newest = p.timeline.iter().rev().take(4).map(|s| {
+                let since = s.started.duration_until(jiff::Timestamp::now()).as_secs();
+                format!("{:?} {} {:?} ({since} s ago, {} times)", s.kind, s.subject, s.result, s.count)
+            });
+            format!("{} is {}\n{}", p.name, p.state, newest.collect::<Vec<_>>().join("\n"))
+        });
+        let mut states = std::collections::BTreeMap::<i32, usize>::new();
+        for c in self.containers() {
+            if c.labels.get("io.kubernetes.pod.uid").is_some_and(|u| u == uid) {
+                *states.entry(c.state).or_default() += 1;
+            }
+        }
+        let steps = steps.unwrap_or_else(|| "the agent does not know it".to_owned());
+        format!("its containers by state {states:?}; {steps}")
     }
 
     /// Removes every pod of the runtime, whoever made it.
