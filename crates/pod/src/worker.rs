@@ -29,7 +29,7 @@ use telemetry::metrics::Metrics;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::admit::AdmitHandle;
 use crate::events::Events;
@@ -255,9 +255,19 @@ pub(crate) struct Worker {
     pub(crate) measured: Option<Instant>,
     /// When dead containers were last collected.
     pub(crate) collected: Instant,
+    /// How many times in a row the runtime did not remove what is left of the pod.
+    pub(crate) not_removed: u32,
     /// Metrics: the first round has been counted.
     pub(crate) started: bool,
 }
+
+/// How many tries to remove a pod from the runtime its end waits for. containerd 2 keeps a container forever whose start was cut off between two of its
+/// steps ("cannot delete running task", containerd issue 11037), until it is restarted itself.
+const REMOVALS: u32 = 5;
+/// Between two tries to clean up after a pod.
+const CLEAN_UP_AGAIN: Duration = Duration::from_secs(2);
+/// The longest time between two tries: the Go kubelet's period of container garbage collection.
+const CLEAN_UP_AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Starts a pod's worker.
 pub fn spawn(
@@ -292,6 +302,7 @@ pub fn spawn(
         quiet_until: None,
         measured: None,
         collected: Instant::now(),
+        not_removed: 0,
         started: false,
         entry: entry.clone(),
     };
@@ -374,8 +385,9 @@ impl Worker {
                         {
                             error!(pod = self.name(), uid = %self.entry.uid, err = reason, "Pod cannot be cleaned up yet");
                         }
-                        let again = Instant::now() + self.deps.random.jitter(Duration::from_secs(2), 0.5);
-                        self.wait(again).await?;
+                        let doubled = CLEAN_UP_AGAIN * 2u32.saturating_pow(self.not_removed.saturating_sub(REMOVALS));
+                        let again = self.deps.random.jitter(doubled.min(CLEAN_UP_AGAIN_MAX), 0.5);
+                        self.wait(Instant::now() + again).await?;
                         continue;
                     }
                 }
@@ -423,7 +435,9 @@ impl Worker {
         result.map_err(|e| e.text)
     }
 
-    /// Unmounts, removes the pod's cgroup, and with `gone` everything else that is left: containers, sandboxes, logs, directories.
+    /// Unmounts, removes the pod's cgroup with whatever process is still in it, and with `gone` everything else that is left: containers, sandboxes, logs,
+    /// directories. What the runtime cannot remove does not hold up the rest, and after [`REMOVALS`] tries not the pod either: the runtime still shows
+    /// it, so it gets the worker of a pod that nobody wants, which goes on trying.
     async fn clean_up(&mut self, gone: bool) -> Result<(), String> {
         let uid = self.entry.uid.clone();
         let deps = self.deps.clone();
@@ -432,9 +446,7 @@ impl Worker {
         self.deps.images.forget(&uid);
         self.deps.objects.forget(&uid);
         self.followed = None;
-        if gone {
-            self.remove_from_runtime().await?;
-        }
+        let removed = if gone { self.remove_from_runtime().await } else { Ok(()) };
         self.step(StepKind::Cleanup, "", async {
             let volumes = if gone { host.remove_pod_dir(&uid).await } else { host.unmount_volumes(&uid).await };
             volumes.map_err(|e| e.chain())
@@ -450,6 +462,13 @@ impl Worker {
                 (view.namespace.clone(), view.name.clone())
             };
             host.remove_pod_logs(&namespace, &name, &uid).await.map_err(|e| e.chain())?;
+            if let Err(reason) = removed {
+                self.not_removed += 1;
+                if self.ending == Some(EndReason::Orphan) || self.not_removed < REMOVALS {
+                    return Err(reason);
+                }
+                warn!(pod = self.name(), uid = %uid, err = reason, "The runtime keeps what is left of the pod");
+            }
             self.account(None);
             self.entry.mark(StepKind::Gone, "", StepResult::Done, self.deps.clock.now());
             info!(pod = self.name(), uid = %uid, "Pod is gone");

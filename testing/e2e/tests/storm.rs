@@ -262,14 +262,16 @@ fn fifty_kills_leave_every_pod_as_it_should_be_and_nothing_else() {
     println!("{} pods were seen in the runtime, {} are to stay", seen.pods.len(), here.len());
     assert!(seen.pods.len() >= here.len() + 3, "hardly a pod went during the storm");
     let ids = wait_until("every pod has one sandbox", seconds(100), || {
-        let all = node.sandboxes();
+        let kept = kept_by_runtime(&node);
+        let mut all = node.sandboxes();
+        all.retain(|s| !kept.iter().any(|k| k.starts_with(&s.id)) || here.contains(&s.metadata.as_ref().unwrap().uid));
         let ready = all.iter().filter(|s| s.state == PodSandboxState::SandboxReady as i32).count();
         (all.len() == here.len() && ready == here.len())
             .then(|| all.into_iter().map(|s| s.metadata.unwrap().uid).collect::<BTreeSet<_>>())
     });
     assert_eq!(ids, here);
     for gone in seen.pods.difference(&here) {
-        node.wait_gone(gone, seconds(60));
+        wait_gone(&node, gone, seconds(60));
     }
     nothing_but(&node, &here);
     let loops: Vec<String> = (0..LOOPS).map(|n| id(&node.pod(&format!("loops{n}")).unwrap(), "d").to_owned()).collect();
@@ -280,12 +282,43 @@ fn fifty_kills_leave_every_pod_as_it_should_be_and_nothing_else() {
         node.remove(&format!("{name}.yaml"));
     }
     for uid in &here {
-        node.wait_gone(uid, seconds(90));
+        wait_gone(&node, uid, seconds(90));
     }
     wait_until("the runtime is empty", seconds(30), || {
-        (node.containers().is_empty() && node.sandboxes().is_empty()).then_some(())
+        let kept = kept_by_runtime(&node).len();
+        (node.containers().len() == kept && node.sandboxes().len() <= kept).then_some(())
     });
     nothing_but(&node, &BTreeSet::new());
+}
+
+/// Containers that the runtime itself cannot remove. containerd 2 forgets to clean up after a start that is cut off while it asks for the task's
+/// pid, and refuses the removal until it is restarted (containerd issue 11037); about one of 300 cut-off starts meets that moment.
+fn kept_by_runtime(node: &Node) -> BTreeSet<String> {
+    let stuck = |id: &str| {
+        // One that has gone since the list was made is not kept.
+        let status = node.ask(async { Ok(node.cri().container_status(id, false).await) }).ok().and_then(|s| s.status);
+        status.is_some_and(|s| {
+            s.state == ContainerState::ContainerExited as i32
+                && s.message.contains("failed to get task pid: context canceled")
+        })
+    };
+    node.containers().into_iter().filter(|c| stuck(&c.id)).map(|c| c.pod_sandbox_id + " " + &c.id).collect()
+}
+
+/// Waits until nothing is left of the pod but what the runtime cannot remove.
+#[track_caller]
+fn wait_gone(node: &Node, uid: &str, limit: Duration) {
+    let gone = || {
+        let left = node.leftovers(uid);
+        let kept = if left.is_empty() { BTreeSet::new() } else { kept_by_runtime(node) };
+        let id = |l: &str| l.rsplit(' ').next().unwrap_or_default().to_owned();
+        left.iter().all(|l| {
+            (l.starts_with("container ") || l.starts_with("sandbox ")) && kept.iter().any(|k| k.contains(&id(l)))
+        })
+    };
+    if !rig::poll(limit, gone) {
+        node.wait_gone(uid, Duration::ZERO);
+    }
 }
 
 /// What the storm's verdict rests on: two processes of one name at the same moment are noted, also when neither can say that it ended.

@@ -323,6 +323,7 @@ impl Worker {
         if self.is_outdated() {
             return Ok(());
         }
+        let mut not_removed = None;
         for id in &plan.prune {
             if let Some(c) = observed.containers.iter().find(|c| c.id == *id) {
                 // When no later run of that name stays, its logs do: the next restartCount is found by them.
@@ -333,11 +334,15 @@ impl Worker {
                         && !plan.prune.contains(&o.id)
                 });
                 let log = if later { c.log_path.as_str() } else { "" };
-                self.remove_container(&c.id, &c.name, log).await?;
+                // What the runtime will not remove holds up no start: the next run has a name of its own.
+                if let Err(reason) = self.remove_container(&c.id, &c.name, log).await {
+                    not_removed.get_or_insert(reason);
+                }
             }
         }
+        let pruned = not_removed.map_or(Ok(()), Err);
         let (sandbox_id, attempt) = match &plan.sandbox {
-            SandboxStep::None => return Ok(()),
+            SandboxStep::None => return pruned,
             SandboxStep::Keep(id) => {
                 let attempt = observed.sandboxes.iter().find(|s| s.id == *id).map_or(0, |s| s.attempt);
                 (id.clone(), attempt)
@@ -357,7 +362,7 @@ impl Worker {
             }
         };
         if plan.start.is_empty() {
-            return Ok(());
+            return pruned;
         }
         let request = self.sandbox_request(pod, attempt).await?;
         let volumes = self.prepared.as_ref().map(|(_, v)| v.clone()).unwrap_or_default();
@@ -378,7 +383,7 @@ impl Worker {
             }
         }
         match first_failure {
-            None => Ok(()),
+            None => pruned,
             Some(text) => {
                 // The status must show the waiting reason now, not at the next round.
                 if let Ok(observed) = self.observe().await {

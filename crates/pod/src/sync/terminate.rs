@@ -3,7 +3,7 @@
 //! A round may be cut off by a newer intent (a shorter grace) at any wait: dropping a StopContainer call does not take back the signal that it
 //! sent, and the next round asks again with what is left of the grace. Nothing here is decided: [`decide::terminate`] gives plan and budget.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use decide::terminate::{Budget, StopContainer, TerminationPlan, pod_grace};
@@ -294,16 +294,24 @@ impl Worker {
         self.stop_all(Some(pod), observed, &plan).await
     }
 
-    /// Removes the pod's containers and sandboxes, and the containers' log files and links.
+    /// Removes the pod's containers and sandboxes, and the containers' log files and links. Goes on after a failure, and gives the first one; a sandbox
+    /// stays for as long as one of its containers does, since the runtime would refuse it for the same reason.
     pub(crate) async fn remove_from_runtime(&mut self) -> Result<(), String> {
         let observed = self.observe().await.map_err(|e| e.to_string())?;
+        let mut first = None;
+        let mut held = BTreeSet::new();
         for c in &observed.containers {
-            self.remove_container(&c.id, &c.name, &c.log_path).await?;
+            if let Err(reason) = self.remove_container(&c.id, &c.name, &c.log_path).await {
+                first.get_or_insert(reason);
+                held.insert(c.sandbox_id.as_str());
+            }
         }
-        for s in &observed.sandboxes {
-            self.remove_sandbox(&s.id).await?;
+        for s in observed.sandboxes.iter().filter(|s| !held.contains(s.id.as_str())) {
+            if let Err(reason) = self.remove_sandbox(&s.id).await {
+                first.get_or_insert(reason);
+            }
         }
-        Ok(())
+        first.map_or(Ok(()), Err)
     }
 
     /// Removes one sandbox. Stopping it once more frees what an unfinished stop may have left (network, mounts).

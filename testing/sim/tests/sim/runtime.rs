@@ -116,6 +116,38 @@ fn restarted_in_the_middle_of_everything() {
     });
 }
 
+/// containerd 2 cannot remove a container whose start was cut off at a certain moment, until it is restarted (containerd issue 11037). All else of the
+/// pod goes, the same manifest can come back, and what is left is asked for ever more rarely, until it can go.
+#[test]
+fn a_container_that_the_runtime_does_not_remove() {
+    run(async {
+        let mut node = Node::new(8).await;
+        let uid = up(&mut node, "a.yaml", &Manifest::new("a")).await;
+        let id = running_id(&node, &uid, "app");
+        let refusal = Fault::Fail(9, format!("cannot delete running task {id}: failed precondition"));
+        node.runtime().inject(Rule::new("RemoveContainer", refusal).about("/app"));
+        node.remove("a.yaml");
+        let only_in_runtime = |n: &Node| {
+            let left = n.leftovers(|u| u == uid);
+            let kept = ["container", "sandbox", "entry"];
+            !left.is_empty() && left.iter().all(|l| kept.iter().any(|k| l.starts_with(k)))
+        };
+        assert!(node.until(40 * SECOND, only_in_runtime).await, "{:?}", node.leftovers(|u| u == uid));
+        node.run(5 * MINUTE).await;
+        let tries = |n: &Node| n.runtime().calls().iter().filter(|c| c.call == "RemoveContainer").count();
+        let before = tries(&node);
+        node.run(10 * MINUTE).await;
+        let often = tries(&node) - before;
+        assert!((6..=25).contains(&often), "{often} tries in ten minutes");
+        assert!(!node.runtime().changes().iter().any(|c| c.call == "RemovePodSandbox"), "its container is still in it");
+        // The pod itself is not held up.
+        let again = up(&mut node, "a.yaml", &Manifest::new("a")).await;
+        assert_eq!(again, uid);
+        node.runtime().heal();
+        node.settle(5 * MINUTE).await;
+    });
+}
+
 #[test]
 fn stopped_for_four_minutes() {
     run(async {
