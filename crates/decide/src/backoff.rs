@@ -278,6 +278,26 @@ mod tests {
     }
 
     proptest! {
+        /// Runs of any length: each wait is the curve's next, or none after a run that wiped the slate, and what a restart of another container or a
+        /// look in between does changes nothing.
+        #[test]
+        fn every_wait_is_on_the_curve(max in 1u64..600, runs in prop::collection::vec(0i64..1300, 2..20)) {
+            let mut b = Backoffs::new(Duration::from_secs(max));
+            let all = waits_of(&mut b, &runs);
+            let max = i64::try_from(max).unwrap();
+            let mut expected = vec![0];
+            let mut next = 0;
+            for (i, run) in runs.iter().enumerate().take(runs.len() - 1) {
+                // The entry was written when this run began; the first start writes none.
+                if i == 0 || *run > 600 {
+                    next = 0;
+                }
+                expected.push(next);
+                next = if next == 0 { 10.min(max) } else { (next * 2).min(max) };
+            }
+            prop_assert_eq!(all, expected);
+        }
+
         /// Waits never exceed the maximum, never shrink while the container keeps failing fast, and end exactly when they say.
         #[test]
         fn waits_only_grow(max in 1u64..600, run in 0i64..100, starts in 2usize..14) {

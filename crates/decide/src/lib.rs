@@ -17,6 +17,7 @@ pub mod restart;
 pub mod status;
 pub mod terminate;
 pub mod text;
+pub mod userns;
 
 #[cfg(test)]
 mod testing;

@@ -19,6 +19,8 @@ mod init;
 mod sandbox;
 
 #[cfg(test)]
+mod pairs;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod walk;
@@ -246,13 +248,17 @@ impl<'a> Round<'a> {
         let observed = self.input.observed;
         let current = self.current.clone();
         let mut names = BTreeSet::new();
-        for c in observed.live_containers() {
+        for c in &observed.containers {
             let stop = || format!("Stopping container {}", c.name);
+            let newest = current.as_deref() != Some(&c.sandbox_id) || names.insert(c.name.as_str());
+            if !matches!(c.state, ContainerState::Running | ContainerState::Unknown) {
+                continue;
+            }
             if self.input.pod.container(&c.name).is_none() {
                 self.kill(c, KillReason::NotInSpec, stop(), None);
             } else if current.as_deref() != Some(&c.sandbox_id) {
                 self.kill(c, KillReason::SandboxChanged, stop(), None);
-            } else if !names.insert(c.name.as_str()) {
+            } else if !newest {
                 self.kill(c, KillReason::UnknownState, stop(), None);
             }
         }

@@ -129,6 +129,8 @@ pub fn pre_stop(pod: Option<&DesiredPod>, container: &ObservedContainer) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::testing::{container, pod, seen};
 
@@ -241,5 +243,59 @@ mod tests {
         assert_eq!(p.sandboxes, ["s1", "s0"]);
         let c = container("x", "gone", "s0", ContainerState::Running);
         assert_eq!(pre_stop(Some(&pod(SIDECARS)), &c), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        /// Whatever is asked for and however often: at least a second, never longer than before, and no word but the shortest counts.
+        #[test]
+        fn a_grace_only_shrinks(spec in prop::option::of(0i64..700), asks in prop::collection::vec((prop::option::of(0i64..700), prop::option::of(0i64..700)), 1..8)) {
+            let mut grace = None;
+            let mut said: Vec<i64> = Vec::new();
+            for (deletion, asked) in asks {
+                let now = pod_grace(grace, deletion, asked, spec);
+                said.extend(deletion.into_iter().chain(asked));
+                prop_assert!(now >= 1);
+                prop_assert!(grace.is_none_or(|before| now <= before));
+                match grace {
+                    // The spec's own counts only where nothing else was said at first.
+                    None => prop_assert_eq!(now, said.iter().copied().min().or(spec).unwrap_or(1).max(1)),
+                    Some(before) => prop_assert_eq!(now, deletion.into_iter().chain(asked).chain([before]).min().unwrap().max(1)),
+                }
+                grace = Some(now);
+            }
+        }
+
+        /// Hook, turn and stop together take the grace and the minimum at most, whenever and however it is shortened, and the process always gets the
+        /// minimum.
+        #[test]
+        fn a_budget_is_never_overdrawn(grace in 0i64..700, steps in prop::collection::vec((0u64..400_000, prop::option::of(0i64..700)), 0..5)) {
+            let mut budget = Budget::new(grace);
+            let (mut spent, mut shortest) = (Duration::ZERO, grace);
+            for (millis, shorter) in steps {
+                // A step takes what is left at most.
+                let Some(left) = budget.left() else { break };
+                let took = Duration::from_millis(millis).min(left);
+                budget.spend(took);
+                spent += took;
+                if let Some(shorter) = shorter {
+                    budget.shorten(shorter, spent);
+                    shortest = shortest.min(shorter);
+                }
+                prop_assert!(budget.stop() >= Duration::from_secs(MINIMUM_STOP.unsigned_abs()));
+                // Whole seconds are taken off: each step may gain less than one.
+                let limit = Duration::from_secs(shortest.unsigned_abs()).max(spent) + Duration::from_secs(MINIMUM_STOP.unsigned_abs() + 5);
+                prop_assert!(spent + budget.stop() <= limit, "{:?} + {:?} of {}", spent, budget.stop(), shortest);
+            }
+        }
+
+        /// Of a kill while the pod lives: a deletion goes before the reason, the reason before the spec.
+        #[test]
+        fn a_kill_has_the_first_word_that_was_said(words in prop::array::uniform3(prop::option::of(0i64..700))) {
+            let [deletion, reason, spec] = words;
+            let first = words.into_iter().flatten().next().unwrap_or(MINIMUM_STOP);
+            prop_assert_eq!(container_grace(deletion, reason, spec), first);
+        }
     }
 }

@@ -24,7 +24,7 @@ use decide::credentials::records::{Access, PullCredentials, without_tag};
 use decide::credentials::{Credential, Keyring};
 use decide::text::{aggregate, go_duration};
 use jiff::Timestamp;
-use model::pod::{ContainerEntry, DesiredPod, PodUid};
+use model::pod::{DesiredPod, PodUid};
 use telemetry::metrics::Metrics;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -42,6 +42,17 @@ pub struct UsableImage {
     pub image_ref: String,
     /// The image as the runtime has it: user, id, names.
     pub image: v1::Image,
+}
+
+/// An image that is to be made usable.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its name, as the spec has it.
+    pub image: &'a str,
+    /// Pull policy.
+    pub policy: &'a str,
+    /// The container that events are about; empty: the pod.
+    pub container: &'a str,
 }
 
 /// Why a container's image cannot be used now.
@@ -209,19 +220,18 @@ impl Images {
         self
     }
 
-    /// Makes the container's image usable: looks, decides by pull policy and by the pod's right to it, pulls.
+    /// Makes an image usable: looks, decides by pull policy and by the pod's right to it, pulls.
     ///
     /// # Errors
     /// The waiting reason and message of the API.
     pub async fn ensure(
         &self,
         pod: &DesiredPod,
-        container: &ContainerEntry<'_>,
+        wanted: &Wanted<'_>,
         sandbox: &v1::PodSandboxConfig,
         runtime_handler: &str,
     ) -> Result<UsableImage, ImageProblem> {
-        let asked = container.spec.image.as_deref().unwrap_or_default();
-        let name = container.spec.name.as_str();
+        let Wanted { image: asked, policy, container: name } = *wanted;
         let told = |reason, event: &str, message: String| {
             self.events.warning(pod, name, event, &message);
             ImageProblem { reason, message, retry_at: None }
@@ -235,7 +245,6 @@ impl Images {
             runtime_handler: runtime_handler.to_owned(),
             annotations: pod.meta().annotations.clone().unwrap_or_default(),
         };
-        let policy = container.spec.image_pull_policy.as_deref().unwrap_or_default();
         let present = if policy == "Always" {
             None
         } else {

@@ -18,4 +18,5 @@ pub mod settings;
 pub mod source;
 pub mod status;
 pub mod sync;
+pub mod userns;
 pub mod worker;

@@ -103,6 +103,9 @@ pub trait PodObjects: Send + Sync {
     /// A volume.
     async fn volume(&self, name: &str) -> ObjectResult<PersistentVolume>;
 
+    /// The runtime's handler that a RuntimeClass names.
+    async fn runtime_handler(&self, class: &str) -> ObjectResult<String>;
+
     /// The variables that tell a pod of services, as [`decide::config::env::service_variables`] forms them; None: services have not been
     /// listed yet, with `wait` not even after a few seconds.
     async fn service_variables(&self, namespace: &str, links: bool, wait: bool) -> Option<BTreeMap<String, String>>;
@@ -152,6 +155,11 @@ impl PodObjects for Standalone {
 
     async fn volume(&self, _name: &str) -> ObjectResult<PersistentVolume> {
         no_client("not supported due to running kubelet in standalone mode")
+    }
+
+    async fn runtime_handler(&self, _class: &str) -> ObjectResult<String> {
+        // Nobody says what a class is: the default handler runs it.
+        Ok(String::new())
     }
 
     async fn service_variables(&self, _: &str, _: bool, _: bool) -> Option<BTreeMap<String, String>> {

@@ -80,6 +80,8 @@ pub struct Health {
     pub last_status: Option<Timestamp>,
     /// Conditions of that answer; None before the first.
     pub conditions: Option<Vec<v1::RuntimeCondition>>,
+    /// Its handlers in that answer.
+    pub handlers: Option<Vec<v1::RuntimeHandler>>,
     /// True while the event stream is open and trusted.
     pub evented: bool,
     /// Why the last pass failed, while it does.
@@ -400,6 +402,7 @@ async fn status_loop(
         match answer {
             Ok(answer) => set_health(&health, |h| {
                 h.last_status = Some(now);
+                h.handlers = Some(answer.runtime_handlers);
                 h.conditions = Some(answer.status.map(|s| s.conditions).unwrap_or_default());
             }),
             Err(e) if !failing => warn!(err = &e as &dyn std::error::Error, "Container runtime sanity check failed"),

@@ -9,7 +9,7 @@
 mod attempt;
 mod grpc;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -98,23 +98,21 @@ impl Prober {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the probes of containers that run, and ends those of containers that do not. `address` is where probes without a host go; `keep_told`: what the
-    /// last status says of a container holds until a probe says otherwise (against: gate ChangeContainerStatusOnKubeletRestart).
+    /// Starts the probes of containers that run, and ends those of containers that do not. `address` is where probes without a host go. What the last
+    /// status or `kept` says of a container holds until a probe says otherwise; `kept` None: nothing holds (gate ChangeContainerStatusOnKubeletRestart).
     pub fn follow(
         self: &Arc<Self>,
         pod: &DesiredPod,
         observed: &ObservedPod,
         address: Option<String>,
         entry: &Arc<PodEntry>,
-        keep_told: bool,
+        kept: Option<&BTreeMap<String, Found>>,
     ) {
         let told = |id: &str| {
-            if !keep_told {
-                return Told::default();
-            }
+            let Some(kept) = kept else { return Found::default() };
             let view = entry.view();
             let known = if view.status.phase.is_some() { Some(&view.status) } else { pod.stored_status() };
-            known.map_or(Told::default(), |status| Told::of(status, id))
+            known.and_then(|status| Found::of(status, id)).or(kept.get(id).copied()).unwrap_or_default()
         };
         let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.state == ContainerState::Running);
         self.table().retain(pod.uid(), running);
@@ -138,7 +136,7 @@ impl Prober {
         self: &Arc<Self>,
         pod: &DesiredPod,
         spec: &Container,
-        told: Told,
+        told: Found,
         seen: &ObservedContainer,
         ip: Option<String>,
         entry: &Arc<PodEntry>,
@@ -189,6 +187,18 @@ impl Prober {
     /// Ends all probes of a pod.
     pub fn forget(&self, uid: &PodUid) {
         self.table().retain(uid, |_| false);
+    }
+
+    /// What was found of a pod's containers that have probes, by id.
+    pub fn found(&self, uid: &PodUid) -> BTreeMap<String, Found> {
+        let table = self.table();
+        let ids = table.pods.get(uid).into_iter().flatten();
+        let found = ids.filter_map(|id| {
+            let probed = table.containers.get(id)?;
+            let good = |kind| probed.states.get(&kind).is_some_and(|s| s.verdict() == Some(true));
+            Some((id.clone(), Found { started: *probed.started.borrow(), ready: good(ProbeKind::Readiness) }))
+        });
+        found.collect()
     }
 
     fn verdict(&self, id: &str, kind: ProbeKind) -> Option<bool> {
@@ -251,19 +261,24 @@ fn probes(spec: &Container) -> Vec<(ProbeKind, &Probe)> {
     .collect()
 }
 
-/// What the last status says of a container: verdicts that an earlier agent came to, and that hold until a probe says otherwise.
-#[derive(Clone, Copy, Default)]
-struct Told {
-    started: bool,
-    ready: bool,
+/// What probes found of a container: an earlier agent's verdicts hold until a probe says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Found {
+    /// The startup probe succeeded.
+    #[serde(default)]
+    pub started: bool,
+    /// The readiness probe's verdict.
+    #[serde(default)]
+    pub ready: bool,
 }
 
-impl Told {
-    fn of(status: &PodStatus, id: &str) -> Self {
+impl Found {
+    /// From a status; None: it does not name the container.
+    fn of(status: &PodStatus, id: &str) -> Option<Self> {
         let lists = [&status.container_statuses, &status.init_container_statuses];
         let is_it = |full: &String| full.split_once("://").is_some_and(|(_, of)| of == id);
         let found = lists.into_iter().flatten().flatten().find(|c| c.container_id.as_ref().is_some_and(is_it));
-        found.map_or(Self::default(), |c| Self { started: c.started == Some(true), ready: c.ready })
+        found.map(|c| Self { started: c.started == Some(true), ready: c.ready })
     }
 
     fn holds(self, kind: ProbeKind) -> bool {
@@ -275,7 +290,7 @@ impl Told {
     }
 }
 
-fn has_probes(spec: &Container) -> bool {
+pub(crate) fn has_probes(spec: &Container) -> bool {
     !probes(spec).is_empty()
 }
 

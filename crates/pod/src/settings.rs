@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cri_api::v1;
 use decide::config::NodeFacts;
 use decide::gc::ContainerGcPolicy;
 use decide::restart::RestartGates;
@@ -43,8 +44,8 @@ pub struct Settings {
     pub pod_pids_limit: Option<i64>,
     /// Addresses that statuses show; empty in standalone mode, as with Go.
     pub status_host_ips: Vec<std::net::IpAddr>,
-    /// The runtime's default handler can do recursive read-only mounts.
-    pub recursive_read_only: bool,
+    /// The runtime's handlers as they were when the agent started: they count until its status is asked anew.
+    pub runtime_handlers: Vec<v1::RuntimeHandler>,
     /// When this agent started.
     pub agent_started: jiff::Timestamp,
     /// Gate ChangeContainerStatusOnKubeletRestart.

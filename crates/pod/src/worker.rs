@@ -37,12 +37,13 @@ use crate::images::Images;
 use crate::objects::PodObjects;
 use crate::pleg::Health;
 use crate::ports::{Clock, MountedVolumes, PodHost, Random, Tasks};
-use crate::prober::Prober;
+use crate::prober::{Found, Prober};
 use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
 use crate::status::StatusQueue;
 use crate::sync::observe::Observer;
 use crate::sync::volumes::VolumeWork;
+use crate::userns::UserNamespaces;
 
 /// What the dispatcher wants of a pod. The newest value counts; those in between may be skipped.
 #[derive(Clone, Debug)]
@@ -156,6 +157,8 @@ pub struct PodDeps {
     pub objects: Arc<dyn PodObjects>,
     /// Probes.
     pub prober: Arc<Prober>,
+    /// Ranges of host ids.
+    pub user_namespaces: UserNamespaces,
     /// The way to the node's ledger.
     pub admit: AdmitHandle,
     /// Clock.
@@ -221,6 +224,10 @@ pub(crate) struct FailedPull {
     pub(crate) retry_at: Timestamp,
     /// What the container shows until then.
     pub(crate) message: String,
+    /// The image.
+    pub(crate) image: String,
+    /// It is that of a volume.
+    pub(crate) volume: bool,
 }
 
 /// One pod's worker.
@@ -243,6 +250,8 @@ pub(crate) struct Worker {
     pub(crate) pulls: BTreeMap<String, FailedPull>,
     /// Grace in seconds as decided when the end began; only ever shortened.
     pub(crate) grace: Option<i64>,
+    /// What probes found as it stands on disk; None: not read yet.
+    pub(crate) kept_probes: Option<BTreeMap<String, Found>>,
     /// When its end began.
     pub(crate) ending_since: Option<Instant>,
     /// Containers whose preStop hook was begun.
@@ -296,6 +305,7 @@ pub fn spawn(
         problems: BTreeMap::new(),
         pulls: BTreeMap::new(),
         grace: None,
+        kept_probes: None,
         ending_since: None,
         hooked: Mutex::default(),
         ending: None,
@@ -447,6 +457,7 @@ impl Worker {
         self.deps.objects.forget(&uid);
         self.followed = None;
         let removed = if gone { self.remove_from_runtime().await } else { Ok(()) };
+        self.deps.user_namespaces.release(&uid).await;
         self.step(StepKind::Cleanup, "", async {
             let volumes = if gone { host.remove_pod_dir(&uid).await } else { host.unmount_volumes(&uid).await };
             volumes.map_err(|e| e.chain())

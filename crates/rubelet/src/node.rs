@@ -9,6 +9,7 @@ use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration, SwapBehavio
 use decide::admission;
 use decide::config::{self as requests, CgroupVersion};
 use decide::resources::{self, EvictionReserve, MemoryQos, Reservations, Reserve, ResourceList};
+use decide::userns::{self, IdPool, Ranges};
 use host::cgroup::CgroupLayout;
 use model::cgroup::CgroupResources;
 use model::quantity::{Format, Quantity};
@@ -281,4 +282,41 @@ pub(crate) fn cgroup_driver(config: &KubeletConfiguration, runtime: Option<i32>)
         Some(Told::Cgroupfs) => CgroupDriver::Cgroupfs,
         None => config.cgroup_driver,
     }
+}
+
+/// The ids that pods with `hostUsers: false` may get: those that `/etc/subuid` gives the user `kubelet`, where there is such a user and the program
+/// `getsubids`; else all but the host's own.
+///
+/// # Errors
+/// Go's message: the ids do not fit the configuration, or the user's cannot be had.
+pub(crate) fn id_ranges(config: &KubeletConfiguration) -> Result<Ranges, String> {
+    let ids = config.user_namespaces.as_ref().and_then(|u| u.ids_per_pod);
+    let ids = ids.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).unwrap_or(userns::IDS_PER_POD);
+    let pool = kubelet_ids()?.unwrap_or_else(|| IdPool::all(ids));
+    let max_pods = u32::try_from(config.max_pods).unwrap_or(0);
+    Ranges::new(pool, ids, max_pods).map_err(|e| format!("create user namespace manager: {e}"))
+}
+
+/// The subordinate ids of the user `kubelet`; None: there is no such user, or nobody to ask.
+fn kubelet_ids() -> Result<Option<IdPool>, String> {
+    const USER: &str = "kubelet";
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    if !users.lines().any(|line| line.split(':').next() == Some(USER)) {
+        return Ok(None);
+    }
+    let ask = |arguments: &[&str]| std::process::Command::new("getsubids").args(arguments).output();
+    let failed = |what: &str| format!("error retrieving additional {what} for user \"{USER}\"");
+    let uids = match ask(&[USER]) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        answer => answer.map_err(|e| format!("{}: {e}", failed("uids")))?,
+    };
+    let gids = ask(&["-g", USER]).map_err(|e| format!("{}: {e}", failed("gids")))?;
+    // The user is there and the program is: then it must have ids, wherever they are kept.
+    if !uids.status.success() || !gids.status.success() {
+        return Err(failed("ids"));
+    }
+    if uids.stdout != gids.stdout {
+        return Err(format!("mismatched subuids and subgids for user \"{USER}\""));
+    }
+    IdPool::parse_getsubids(&String::from_utf8_lossy(&uids.stdout)).map(Some)
 }

@@ -17,6 +17,7 @@ use cluster::reflect::Collection;
 use cluster::{Client, ClusterError, Delta, ObjectKey, Reflector, Scope, Unit, Wall};
 use decide::config::{env, objects as names, trust};
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use model::api::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret, Service, ServiceAccount, ServiceSpec};
 use model::pod::{DesiredPod, PodUid};
 use pod::objects::{ObjectError, ObjectResult, PodObjects, Token, TrustBundles};
@@ -39,6 +40,7 @@ pub(crate) struct Sources {
     pub(crate) services: Arc<dyn Collection<Service>>,
     pub(crate) accounts: Arc<dyn Collection<ServiceAccount>>,
     pub(crate) bundles: Arc<dyn Collection<ClusterTrustBundle>>,
+    pub(crate) classes: Arc<dyn Collection<RuntimeClass>>,
     pub(crate) auth: Arc<dyn AuthApi>,
     pub(crate) storage: Arc<dyn StorageApi>,
 }
@@ -52,6 +54,7 @@ impl Sources {
             services: client.clone(),
             accounts: client.clone(),
             bundles: client.clone(),
+            classes: client.clone(),
             auth: client.clone(),
             storage: client.clone(),
         }
@@ -103,6 +106,8 @@ pub(crate) struct ClusterObjects {
     /// Gate ClusterTrustBundleProjection; the table is followed from the first question on.
     trust_bundles: bool,
     bundles: OnceLock<Arc<Mutex<BundleTable>>>,
+    /// Handlers that RuntimeClasses named when they were last asked for.
+    handlers: Mutex<HashMap<String, String>>,
     unit: Unit,
     tasks: Tasks,
 }
@@ -157,6 +162,7 @@ impl ClusterObjects {
             services_seen,
             trust_bundles,
             bundles: OnceLock::new(),
+            handlers: Mutex::default(),
             unit,
             tasks: tasks.clone(),
         })
@@ -384,6 +390,25 @@ impl PodObjects for ClusterObjects {
 
     async fn volume(&self, name: &str) -> ObjectResult<PersistentVolume> {
         self.sources.storage.get_volume(name).await.map_err(|e| failed(&e))
+    }
+
+    /// A class is asked for with each new sandbox that names it. While the server cannot be reached, what it said last still holds: a class's
+    /// handler never changes.
+    async fn runtime_handler(&self, class: &str) -> ObjectResult<String> {
+        match self.sources.classes.get(None, class, true).await {
+            Ok(found) => {
+                lock(&self.handlers).insert(class.to_owned(), found.handler.clone());
+                Ok(found.handler)
+            }
+            Err(e) if e.is_not_found() => {
+                lock(&self.handlers).remove(class);
+                Err(ObjectError::NotFound(format!("runtimeclass.node.k8s.io \"{class}\" not found")))
+            }
+            Err(e) => lock(&self.handlers)
+                .get(class)
+                .cloned()
+                .ok_or_else(|| ObjectError::Failed(format!("failed to lookup RuntimeClass {class}: {}", e.message))),
+        }
     }
 
     async fn service_variables(&self, namespace: &str, links: bool, wait: bool) -> Option<BTreeMap<String, String>> {

@@ -36,6 +36,7 @@ use pod::registry::Registry;
 use pod::settings::Settings;
 use pod::source::{self, SourceUpdate, StaticContext};
 use pod::status::{Mirrors, StatusQueue, StatusWriter};
+use pod::userns::UserNamespaces;
 use pod::worker::PodDeps;
 use serve::{Bound, Checks, CriContainers, Health, Server};
 use telemetry::LogLimiter;
@@ -137,6 +138,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         flags.root_dir().to_owned(),
         &tasks,
     );
+    let user_namespaces = node::id_ranges(&config)?;
+    let user_namespaces = UserNamespaces::restore(user_namespaces, host.clone(), flags.root_dir()).await?;
     let quick_restarts = gates.enabled(Gate::ReduceDefaultCrashLoopBackOffDecay);
     let settings = Settings {
         node_name: node_name.clone(),
@@ -167,7 +170,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
         // Standalone, Go's kubelet knows of no address of its node.
         status_host_ips: if cluster.is_some() { addresses.clone() } else { Vec::new() },
-        recursive_read_only: runtime.recursive_read_only,
+        runtime_handlers: runtime.handlers,
         agent_started: clock.now(),
         forget_on_restart: gates.enabled(Gate::ChangeContainerStatusOnKubeletRestart),
         node: node::request_facts(&config, &flags, &gates, &layout, &facts, &addresses),
@@ -205,6 +208,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         images,
         objects,
         prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone(), events.clone()),
+        user_namespaces,
         reader: runtime.reader,
         mutator: runtime.mutator,
         host,
@@ -286,7 +290,7 @@ struct Runtime {
     name: String,
     cgroup_driver: Option<i32>,
     groups_policy: bool,
-    recursive_read_only: bool,
+    handlers: Vec<cri_api::v1::RuntimeHandler>,
 }
 
 impl Runtime {
@@ -317,7 +321,6 @@ impl Runtime {
             Err(e) => return Err(unusable(&e).into()),
         };
         let status = client.status(false).await.map_err(|e| unusable(&e))?;
-        let features = status.runtime_handlers.iter().find(|h| h.name.is_empty()).and_then(|h| h.features);
         Ok(Self {
             reader: client.clone(),
             streaming: client.clone(),
@@ -325,7 +328,7 @@ impl Runtime {
             name: version.runtime_name,
             cgroup_driver,
             groups_policy: status.features.is_some_and(|f| f.supplemental_groups_policy),
-            recursive_read_only: features.is_some_and(|f| f.recursive_read_only_mounts),
+            handlers: status.runtime_handlers,
         })
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cri_api::v1::{self, ContainerState};
 use decide::gc::ContainerGcPolicy;
+use decide::userns::{IDS_PER_POD, IdPool, Ranges};
 use decide::{admission, config, resources};
 use fakes::{FakeRuntime, For, Process};
 use model::api::PodStatus;
@@ -22,6 +23,7 @@ use pod::registry::{PodEntry, Registry};
 use pod::settings::Settings;
 use pod::source::{self, StaticContext};
 use pod::status::{Mirrors, StatusQueue};
+use pod::userns::UserNamespaces;
 use pod::worker::PodDeps;
 use telemetry::LogLimiter;
 use telemetry::metrics::Metrics;
@@ -559,6 +561,11 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         () = cut.cancelled() => return None,
         restored = pod::admit::restore(&*host, ROOT.as_ref()) => restored.ok()?,
     };
+    let ranges = Ranges::new(IdPool::all(IDS_PER_POD), IDS_PER_POD, 110).ok()?;
+    let user_namespaces = tokio::select! {
+        () = cut.cancelled() => return None,
+        restored = UserNamespaces::restore(ranges, host.clone(), ROOT.as_ref()) => restored.ok()?,
+    };
     let admit = pod::admit::start(node_facts(), rules()?, restored, host.clone(), PathBuf::from(ROOT), &tasks);
     let images = Images::new(
         ports.clone(),
@@ -572,6 +579,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         images,
         objects: Arc::new(pod::objects::Standalone),
         prober: Prober::new(ports.clone(), tasks.clone(), clock.clone(), random.clone(), Events::default()),
+        user_namespaces,
         reader: ports.clone(),
         mutator: ports.clone(),
         host,
@@ -646,7 +654,7 @@ fn settings(clock: &Clock) -> Settings {
         kubepods: resources::kubepods_name("/"),
         pod_pids_limit: None,
         status_host_ips: Vec::new(),
-        recursive_read_only: true,
+        runtime_handlers: Vec::new(),
         agent_started: clock.now(),
         forget_on_restart: false,
         node: config::NodeFacts {

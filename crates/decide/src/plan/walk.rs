@@ -163,20 +163,23 @@ impl Fake {
         }
     }
 
-    /// Rounds until nothing is to be done any more; time passes over back-offs.
+    /// Rounds until nothing is to be done any more; time passes over back-offs, and only rounds with work count.
     fn settle(&mut self, limit: usize) {
-        for _ in 0..limit {
+        let mut worked = 0;
+        loop {
             let p = self.plan();
             if !p.is_empty() {
+                worked += 1;
+                assert!(worked <= limit, "not settled after {limit} rounds: {p:?}\n{:#?}", self.observed);
                 self.execute(&p);
             } else if let Some(wake) = p.wake_at {
-                self.now = self.now.max(wake.as_second() - at(0).as_second());
+                let wake = wake.as_second() - at(0).as_second();
+                assert!(wake > self.now, "waits for what is past: {p:?}");
+                self.now = wake;
             } else {
                 return;
             }
         }
-        let p = self.plan();
-        assert!(p.is_empty() && p.wake_at.is_none(), "not settled after {limit} rounds: {p:?}\n{:#?}", self.observed);
     }
 
     /// Something happens to the pod behind the planner's back.
@@ -277,7 +280,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// A spec: pod policy, init containers (plain or sidecar), apps (with or without a policy and rules of their own), an ephemeral container.
-fn spec() -> impl Strategy<Value = (String, usize)> {
+pub(super) fn spec() -> impl Strategy<Value = (String, usize)> {
     let policy = || prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")];
     let rules = r#","restartPolicyRules":[{"action":"Restart","exitCodes":{"operator":"In","values":[42]}}]"#;
     let all =
@@ -315,7 +318,7 @@ fn spec() -> impl Strategy<Value = (String, usize)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(cases(400))]
 
     /// Whatever happens: never two of a name, never an app before initialisation was complete in its sandbox, never a kill without a
     /// reason; and once things are quiet, the pod settles within two rounds a container and a few more.
@@ -343,7 +346,13 @@ proptest! {
     }
 }
 
-/// Rounds with work, and as many that only wait for a back-off.
-fn limit(containers: usize) -> usize {
-    2 * (2 * containers + 3)
+/// Rounds with work that a pod needs at most.
+pub(super) fn limit(containers: usize) -> usize {
+    2 * containers + 3
+}
+
+/// `RUBELET_PLAN_CASES` cases, for a long run; else `usual`.
+pub(super) fn cases(usual: u32) -> ProptestConfig {
+    let cases = std::env::var("RUBELET_PLAN_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual);
+    ProptestConfig { cases, ..ProptestConfig::default() }
 }

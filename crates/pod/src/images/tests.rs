@@ -85,6 +85,9 @@ impl PodObjects for Secrets {
     async fn volume(&self, _: &str) -> ObjectResult<PersistentVolume> {
         unreachable!()
     }
+    async fn runtime_handler(&self, _: &str) -> ObjectResult<String> {
+        unreachable!()
+    }
     async fn service_variables(&self, _: &str, _: bool, _: bool) -> Option<BTreeMap<String, String>> {
         unreachable!()
     }
@@ -151,8 +154,13 @@ fn pod(uid: &str, policy: &str, secrets: &[&str]) -> DesiredPod {
 
 impl World {
     async fn ensure(&self, pod: &DesiredPod) -> Result<String, (&'static str, String)> {
-        let container = pod.container("c").unwrap();
-        let used = self.images.ensure(pod, &container, &v1::PodSandboxConfig::default(), "").await;
+        let container = pod.container("c").unwrap().spec;
+        let wanted = Wanted {
+            image: container.image.as_deref().unwrap(),
+            policy: container.image_pull_policy.as_deref().unwrap(),
+            container: "c",
+        };
+        let used = self.images.ensure(pod, &wanted, &v1::PodSandboxConfig::default(), "").await;
         used.map(|u| u.image_ref).map_err(|p| (p.reason, p.message))
     }
 

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use cri::port::{Outcome, RuntimeMutator};
+use decide::config::expand::expand;
+use decide::config::go_text::quote;
+use decide::text::go_duration;
 use model::api::{Container, ExecAction, GRPCAction, HTTPGetAction, Probe};
 
-use crate::http::{Get, GetError, Tls};
+use crate::http::{Get, GetAnswer, GetError, Tls, dial_error};
 use crate::sync::hooks::resolve_port;
 
 /// How much of an answer or of a command's output counts, bytes.
 const OUTPUT_MAX: usize = 10 * 1024;
-/// How many redirects on the same host are followed.
-const REDIRECTS: usize = 10;
 
 /// The container that is probed.
 pub(super) struct Target {
@@ -42,27 +43,24 @@ pub(super) async fn run(
     timeout: Duration,
 ) -> Result<Answer, String> {
     if let Some(exec) = &probe.exec {
-        return self::exec(exec, target, runtime, timeout).await;
+        self::exec(exec, target, runtime, timeout).await
+    } else if let Some(get) = &probe.http_get {
+        http_get(get, target, timeout).await
+    } else if let Some(socket) = &probe.tcp_socket {
+        let port = resolve_port(&socket.port, Some(&target.spec))?;
+        let host = host(socket.host.as_deref(), target)?;
+        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let connect = tokio::net::TcpStream::connect((host, port));
+        Ok(match tokio::time::timeout(timeout, connect).await {
+            Ok(Ok(_)) => Answer::Success,
+            Ok(Err(e)) => Answer::Failure(dial_error(&address, &e)),
+            Err(_) => Answer::Failure(format!("dial tcp {address}: i/o timeout")),
+        })
+    } else if let Some(grpc) = &probe.grpc {
+        self::grpc(grpc, target, timeout).await
+    } else {
+        Err(format!("missing probe handler for {}", target.spec.name))
     }
-    let attempt = async {
-        if let Some(get) = &probe.http_get {
-            http_get(get, target).await
-        } else if let Some(tcp) = &probe.tcp_socket {
-            let port = resolve_port(&tcp.port, Some(&target.spec))?;
-            let host = host(tcp.host.as_deref(), target)?;
-            Ok(match tokio::net::TcpStream::connect((host, port)).await {
-                Ok(_) => Answer::Success,
-                Err(e) => Answer::Failure(format!("dial tcp {host}:{port}: {e}")),
-            })
-        } else if let Some(grpc) = &probe.grpc {
-            self::grpc(grpc, target).await
-        } else {
-            Err("missing probe handler".to_owned())
-        }
-    };
-    tokio::time::timeout(timeout, attempt)
-        .await
-        .unwrap_or_else(|_| Ok(Answer::Failure(format!("no answer within {} s", timeout.as_secs()))))
 }
 
 async fn exec(
@@ -71,7 +69,7 @@ async fn exec(
     runtime: &dyn RuntimeMutator,
     timeout: Duration,
 ) -> Result<Answer, String> {
-    let command = exec.command.clone().unwrap_or_default();
+    let command = command(exec, &target.spec);
     match runtime.exec_sync(&target.container_id, command.clone(), Some(timeout)).await {
         Ok(output) if output.exit_code == 0 => Ok(Answer::Success),
         Ok(output) => {
@@ -81,9 +79,9 @@ async fn exec(
         }
         // gRPC DeadlineExceeded: the command did not end in time, and that is the container's fault.
         Err(e) if e.code == 4 => Ok(Answer::Failure(format!(
-            "command timed out: \"{}\" timed out after {}s",
-            command.join(" "),
-            timeout.as_secs()
+            "command timed out: {} timed out after {}",
+            quote(&command.join(" ")),
+            go_duration(timeout)
         ))),
         Err(e) if e.outcome == Outcome::Failed && e.message.contains("timeout") => Ok(Answer::Failure(e.message)),
         Err(e) => Err(e.to_string()),
@@ -97,66 +95,51 @@ fn host<'a>(asked: Option<&'a str>, target: &'a Target) -> Result<&'a str, Strin
         .ok_or_else(|| "the pod has no address to probe".to_owned())
 }
 
-async fn http_get(get: &HTTPGetAction, target: &Target) -> Result<Answer, String> {
+/// The command with references to variables that the spec gives a plain value.
+fn command(exec: &ExecAction, spec: &Container) -> Vec<String> {
+    let value = |name: &str| {
+        let vars = spec.env.iter().flatten().rev();
+        let mut vars = vars.filter(|v| v.name == name);
+        vars.next().map(|v| v.value.clone().unwrap_or_default())
+    };
+    exec.command.iter().flatten().map(|word| expand(word, value)).collect()
+}
+
+async fn http_get(get: &HTTPGetAction, target: &Target, timeout: Duration) -> Result<Answer, String> {
     let port = resolve_port(&get.port, Some(&target.spec))?;
     let host = host(get.host.as_deref(), target)?;
     let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
-    let mut path = get.path.clone().unwrap_or_default();
     let headers = get.http_headers.as_deref().unwrap_or_default();
-    for _ in 0..=REDIRECTS {
-        let request = Get {
-            host,
-            port,
-            tls: if tls { Tls::Unverified } else { Tls::Off },
-            path: &path,
-            agent: "kube-probe/1.36",
-            headers: headers.iter().map(|h| (h.name.as_str(), h.value.as_str())).collect(),
-            body_max: OUTPUT_MAX,
-        };
-        let answer = match request.send().await {
-            Ok(answer) => answer,
-            Err(GetError::Invalid(reason)) => return Err(reason),
-            Err(e) => return Ok(Answer::Failure(e.to_string())),
-        };
-        let redirect = matches!(answer.status, 301 | 302 | 303 | 307 | 308);
-        let Some(location) = answer.location.as_deref().filter(|_| redirect) else {
-            return Ok(if (200..400).contains(&answer.status) {
-                Answer::Success
-            } else {
-                Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status))
-            });
-        };
-        let next: http::Uri = match location.parse() {
-            Ok(uri) => uri,
-            Err(e) => {
-                return Ok(Answer::Failure(format!("Location {location:?} is not a URL: {e}")));
-            }
-        };
-        // Another host is never contacted: that it is named counts as an answer.
-        if !same_place(&next, host, port, tls) {
-            return Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.text())));
-        }
-        path = next.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string);
-    }
-    Ok(Answer::Failure(format!("stopped after {REDIRECTS} redirects")))
-}
-
-/// True when a redirect stays at the probed scheme, host and port.
-fn same_place(next: &http::Uri, host: &str, port: u16, tls: bool) -> bool {
-    let Some(named) = next.host() else {
-        return true;
+    let request = Get {
+        host,
+        port,
+        tls: if tls { Tls::Unverified } else { Tls::Off },
+        path: get.path.as_deref().unwrap_or_default(),
+        agent: "kube-probe/1.36",
+        headers: headers.iter().map(|h| (h.name.as_str(), h.value.as_str())).collect(),
+        body_max: OUTPUT_MAX,
     };
-    let (scheme, default) = if tls { ("https", 443) } else { ("http", 80) };
-    named.trim_matches(['[', ']']) == host
-        && next.scheme_str().is_none_or(|s| s == scheme)
-        && next.port_u16().unwrap_or(default) == port
+    Ok(match request.follow(Some(timeout)).await {
+        Ok(answer) => judge(&answer),
+        Err(GetError::Invalid(reason)) => return Err(reason),
+        Err(e) => Answer::Failure(e.to_string()),
+    })
 }
 
-async fn grpc(action: &GRPCAction, target: &Target) -> Result<Answer, String> {
+/// A status of 300 to 399 at the end of all redirects is success with a warning.
+fn judge(answer: &GetAnswer) -> Answer {
+    match answer.status {
+        200..300 => Answer::Success,
+        300..400 => Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.text())),
+        status => Answer::Failure(format!("HTTP probe failed with statuscode: {status}")),
+    }
+}
+
+async fn grpc(action: &GRPCAction, target: &Target, timeout: Duration) -> Result<Answer, String> {
     let port = u16::try_from(action.port).map_err(|_| format!("invalid port number: {}", action.port))?;
     let host = host(None, target)?;
     let service = action.service.clone().unwrap_or_default();
-    Ok(match super::grpc::check(host, port, &service).await {
+    Ok(match super::grpc::check(host, port, &service, timeout).await {
         Ok(super::grpc::Serving::Yes) => Answer::Success,
         Ok(super::grpc::Serving::No(status)) => {
             Answer::Failure(format!("service unhealthy (responded with \"{status}\")"))

@@ -9,9 +9,9 @@ use cri::port::RuntimeMutator;
 use decide::config::go_text::quote;
 use model::api::{Container, HTTPGetAction, IntOrString, LifecycleHandler};
 
-use crate::http::{Get, Tls};
+use crate::http::{Get, GetError, Tls};
 
-/// How much of an answer is read for the error text, bytes.
+/// How much of an answer is read, bytes.
 const BODY_MAX: usize = 10 * 1024;
 
 /// What a handler needs besides itself.
@@ -26,6 +26,8 @@ pub struct HookContext<'a> {
     pub spec: Option<&'a Container>,
     /// The pod's address, the default host of httpGet.
     pub pod_ip: Option<&'a str>,
+    /// Told when HTTPS failed and HTTP worked: the message of event LifecycleHTTPFallback.
+    pub fell_back: &'a (dyn Fn(&str) + Send + Sync),
 }
 
 /// How Go's messages name a container; `pod`: `NAME_NAMESPACE(UID)`.
@@ -106,9 +108,27 @@ async fn http_get(get: &HTTPGetAction, context: &HookContext<'_>) -> Result<(), 
             .collect(),
         body_max: BODY_MAX,
     };
-    let answer = request.send().await.map_err(|e| e.to_string())?;
-    if (200..400).contains(&answer.status) {
-        return Ok(());
+    // Any answer will do, whatever its status.
+    match request.follow(None).await {
+        Ok(_) => Ok(()),
+        Err(GetError::NotTls(why)) => {
+            let plain = Get { tls: Tls::Off, headers: without_authorization(&request.headers), ..request };
+            match plain.follow(None).await {
+                Ok(_) => {
+                    (context.fell_back)(&format!(
+                        "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
+                        plain.authority()
+                    ));
+                    Ok(())
+                }
+                Err(_) => Err(why),
+            }
+        }
+        Err(e) => Err(e.to_string()),
     }
-    Err(format!("{} answered {}: {}", request.url(), answer.status, answer.text()))
+}
+
+/// What must not be told to whoever listens without encryption.
+fn without_authorization<'a>(headers: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    headers.iter().copied().filter(|(name, _)| !name.eq_ignore_ascii_case("authorization")).collect()
 }

@@ -4,9 +4,12 @@
 //! round and the next one begins with a fresh look; nothing of the plan is kept.
 
 pub mod hooks;
+mod image;
+mod kept;
 mod limits;
 pub mod observe;
 mod report;
+mod sandbox;
 mod start;
 mod terminate;
 pub(crate) mod volumes;
@@ -26,6 +29,8 @@ use telemetry::metrics::WorkerOperation;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use self::image::ImageVolumes;
+use self::start::Ground;
 use crate::worker::{EndReason, Next, Worker};
 
 /// Wait before another try while the network is not ready.
@@ -66,10 +71,12 @@ impl Worker {
                 Err(e) => return self.failed("observe", &e.to_string()),
             };
             let address = self.probe_address(pod, &observed);
-            let keep_told = !self.deps.settings.forget_on_restart;
-            self.deps.prober.follow(pod, &observed, address, &self.entry, keep_told);
+            self.recall_probes(pod).await;
+            let kept = self.kept_probes.as_ref().filter(|_| !self.deps.settings.forget_on_restart);
+            self.deps.prober.follow(pod, &observed, address, &self.entry, kept);
             let phase = self.publish(pod, &observed);
-            if let Some(at) = deadline(pod, &observed)
+            self.keep_probes(pod).await;
+            if let Some(at) = self.deadline(pod, &observed)
                 && self.deps.clock.now() >= at
             {
                 let text = "Pod was active on the node longer than the specified deadline";
@@ -148,7 +155,7 @@ impl Worker {
         let mut blocked = false;
         plan.start.retain(|s| {
             let waits = blocked || self.pulls.get(&s.name).is_some_and(|p| p.retry_at > now);
-            blocked |= waits && matches!(s.kind, ContainerKind::Init | ContainerKind::Sidecar);
+            blocked |= waits && s.kind == ContainerKind::Init;
             !waits
         });
         plan.wake_at = plan.waiting.iter().filter_map(|w| w.until).min();
@@ -210,7 +217,7 @@ impl Worker {
         if limits::limited(pod).next().is_some() && settings.local_storage_isolation {
             wait = wait.min(limits::PERIOD);
         }
-        for at in [plan.wake_at, deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {
+        for at in [plan.wake_at, self.deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {
             wait = wait.min(self.deps.clock.until(at));
         }
         Next::At(Instant::now() + wait)
@@ -341,44 +348,54 @@ impl Worker {
             }
         }
         let pruned = not_removed.map_or(Ok(()), Err);
-        let (sandbox_id, attempt) = match &plan.sandbox {
+        let (sandbox_id, attempt, handler) = match &plan.sandbox {
             SandboxStep::None => return pruned,
             SandboxStep::Keep(id) => {
-                let attempt = observed.sandboxes.iter().find(|s| s.id == *id).map_or(0, |s| s.attempt);
-                (id.clone(), attempt)
+                let kept = observed.sandboxes.iter().find(|s| s.id == *id);
+                let handler = kept.map_or_else(String::new, |s| s.runtime_handler.clone());
+                (id.clone(), kept.map_or(0, |s| s.attempt), handler)
             }
             SandboxStep::Create { attempt } => {
                 if self.is_outdated() {
                     return Ok(());
                 }
-                let id = self.create_sandbox(pod, *attempt).await?;
+                let (id, handler) = self.create_sandbox(pod, *attempt).await?;
                 if plan.kill_pod {
                     // What was stopped has ended by now, and the starts that follow answer those exits.
                     observed = self.observe().await.map_err(|e| e.to_string())?;
                 } else {
                     self.observer.add_sandbox(&mut observed, &id).await.map_err(|e| e.to_string())?;
                 }
-                (id, *attempt)
+                (id, *attempt, handler)
             }
         };
         if plan.start.is_empty() {
             return pruned;
         }
-        let request = self.sandbox_request(pod, attempt).await?;
+        let request = self.sandbox_request(pod, attempt, &handler).await?;
         let volumes = self.prepared.as_ref().map(|(_, v)| v.clone()).unwrap_or_default();
+        let ground = Ground {
+            observed: &observed,
+            sandbox_id: &sandbox_id,
+            sandbox: &request,
+            handler: &handler,
+            volumes: &volumes,
+        };
+        let mut images = ImageVolumes::new();
         let mut first_failure = None;
         for start in &plan.start {
             if self.is_outdated() {
                 break;
             }
-            let started = self.start_container(pod, &observed, &sandbox_id, &request, &volumes, start).await;
+            let started = self.start_container(pod, &ground, &mut images, start).await;
             let Err(failure) = started else { continue };
             if !failure.report {
                 return Ok(());
             }
             let text = format!("container \"{}\": {}: {}", start.name, failure.reason, failure.message);
             first_failure.get_or_insert(text);
-            if matches!(start.kind, ContainerKind::Init | ContainerKind::Sidecar) {
+            // A sidecar that runs again later holds up none of those that follow: they were due without it.
+            if start.kind == ContainerKind::Init {
                 break;
             }
         }
@@ -395,9 +412,14 @@ impl Worker {
     }
 }
 
-/// When `activeDeadlineSeconds` is over, counted from the first sandbox.
-fn deadline(pod: &DesiredPod, observed: &ObservedPod) -> Option<Timestamp> {
-    let seconds = pod.spec().active_deadline_seconds?;
-    let start = observed.sandboxes.iter().map(|s| s.created_at).min()?;
-    start.saturating_add(jiff::SignedDuration::from_secs(seconds)).ok()
+impl Worker {
+    /// When `activeDeadlineSeconds` is over, counted from the status' start time; where none is known, from the first sandbox.
+    fn deadline(&self, pod: &DesiredPod, observed: &ObservedPod) -> Option<Timestamp> {
+        let seconds = pod.spec().active_deadline_seconds?;
+        let shown = self.entry.view().status.start_time.as_ref().map(|t| t.0);
+        let stored = || pod.stored_status().and_then(|s| s.start_time.as_ref()).map(|t| t.0);
+        let first = || observed.sandboxes.iter().map(|s| s.created_at).min();
+        let start = stored().or_else(|| [first(), shown].into_iter().flatten().min())?;
+        start.saturating_add(jiff::SignedDuration::from_secs(seconds)).ok()
+    }
 }

@@ -35,6 +35,7 @@ impl Worker {
             (view.status.clone(), view.state)
         };
         let previous = previous.phase.is_some().then_some(previous);
+        let handler = observed.sandboxes.first().map_or("", |s| s.runtime_handler.as_str());
         let resources = status::pod_resources(pod, settings.node.gates.pod_level_resources);
         let input = StatusInput {
             pod,
@@ -49,7 +50,7 @@ impl Worker {
             ended: state != WorkerState::Syncing && !observed.anything_alive(),
             failure: failure.as_ref(),
             extra_conditions: &[],
-            recursive_read_only: settings.recursive_read_only,
+            recursive_read_only: self.handler_features(handler).is_some_and(|f| f.recursive_read_only_mounts),
             agent_started: settings.agent_started,
             forget_on_restart: settings.forget_on_restart,
             terminating: state != WorkerState::Syncing,
@@ -167,10 +168,11 @@ impl Worker {
                 self.deps.events.warning(pod, &w.name, "BackOff", &text);
             }
             if w.reason == "ImagePullBackOff"
-                && let Some(image) = pod.container(&w.name).and_then(|c| c.spec.image.as_deref())
+                && let Some(pull) = self.pulls.get(&w.name)
             {
-                let text = decide::config::image_name::back_off_message(image, "");
-                self.deps.events.normal(pod, &w.name, "BackOff", &text);
+                let text = decide::config::image_name::back_off_message(&pull.image, "");
+                let about = if pull.volume { "" } else { &w.name };
+                self.deps.events.normal(pod, about, "BackOff", &text);
                 self.deps.events.warning(pod, &w.name, "Failed", "Error: ImagePullBackOff");
             }
             let problem = (w.reason.to_owned(), w.message.clone());

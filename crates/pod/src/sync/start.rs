@@ -1,4 +1,4 @@
-//! The executor's starting half: sandbox, and containers one after the other.
+//! The executor's starting half: containers one after the other.
 //!
 //! Each container: image → restart count and files → request → create → start → postStart. Facts that arrive late are gathered here and
 //! given to the pure [`decide::config`]; what is missing comes back as the API's waiting reason. Calls that change the runtime are never cut off;
@@ -9,21 +9,20 @@ use std::path::Path;
 
 use cri_api::v1;
 use decide::config::{
-    self, ConfigError, ContainerFacts, DeviceFacts, ImageUser, ResolvedImage, SandboxFacts, UserNamespaceFacts,
-    VolumeFact, VolumeSource, dns,
+    self, ConfigError, ContainerFacts, DeviceFacts, ResolvedImage, VolumeFact, VolumeSource,
     env::{self, EnvSources, Source},
-    hostname, hosts_file, image_name,
+    hosts_file, image_name,
 };
-use model::api::{Container, Secret};
+use model::api::Secret;
 use model::observed::ObservedPod;
 use model::plan::Start;
 use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
-use model::timeline::{StepKind, StepResult};
-use telemetry::metrics::ContainerType;
-use tokio::time::Instant;
+use model::timeline::StepKind;
+use telemetry::metrics::{ContainerType, Metrics};
 use tracing::{info, warn};
 
 use super::hooks::{self, HookContext};
+use super::image::ImageVolumes;
 use crate::images::ImageProblem;
 use crate::objects::{ObjectError, ObjectResult};
 use crate::ports::{ContainerFiles, ContainerPaths, MountedVolumes, error_chain};
@@ -38,8 +37,10 @@ pub(crate) struct StartFailure {
     pub(crate) report: bool,
     /// CRI id of the container that it is about; an event says the container's name instead, so that those of one kind are counted together.
     id: Option<String>,
-    /// The image puller's own words went before: its event is the reason alone.
-    image: bool,
+    /// The image that could not be had. The puller's own words went before: the event is the reason alone.
+    image: Option<String>,
+    /// It is that of a volume.
+    volume: bool,
 }
 
 impl StartFailure {
@@ -50,14 +51,30 @@ impl StartFailure {
             retry_at: None,
             report: true,
             id: None,
-            image: false,
+            image: None,
+            volume: false,
         }
+    }
+
+    /// The start was given up, which is no fault of the container.
+    pub(super) fn given_up(why: &str) -> Self {
+        Self { report: false, ..Self::new("", why) }
+    }
+
+    /// The container's image cannot be had.
+    pub(super) fn image(p: ImageProblem, image: &str) -> Self {
+        Self { retry_at: p.retry_at, image: Some(image.to_owned()), ..Self::new(p.reason, p.message) }
+    }
+
+    /// The image of a volume cannot be had.
+    pub(super) fn volume_image(p: ImageProblem, image: &str) -> Self {
+        Self { volume: true, ..Self::image(p, image) }
     }
 
     /// The text of the event.
     fn event(&self, container: &str) -> String {
         match &self.id {
-            _ if self.image => format!("Error: {}", self.reason),
+            _ if self.image.is_some() => format!("Error: {}", self.reason),
             Some(id) => format!("Error: {}", self.message.replace(id, container)),
             None => format!("Error: {}", self.message),
         }
@@ -70,92 +87,27 @@ impl From<ConfigError> for StartFailure {
     }
 }
 
-impl From<ImageProblem> for StartFailure {
-    fn from(p: ImageProblem) -> Self {
-        Self { retry_at: p.retry_at, image: true, ..Self::new(p.reason, p.message) }
-    }
+/// What a round starts its containers in.
+pub(crate) struct Ground<'a> {
+    /// The pod as this round saw it.
+    pub(crate) observed: &'a ObservedPod,
+    /// CRI id of the sandbox.
+    pub(crate) sandbox_id: &'a str,
+    /// Its request.
+    pub(crate) sandbox: &'a v1::PodSandboxConfig,
+    /// The runtime's handler that it runs under.
+    pub(crate) handler: &'a str,
+    /// The pod's volumes.
+    pub(crate) volumes: &'a MountedVolumes,
 }
 
 impl Worker {
-    /// The sandbox's request: the same for RunPodSandbox and for every CreateContainer in it.
-    pub(crate) async fn sandbox_request(&self, pod: &DesiredPod, attempt: u32) -> Result<v1::PodSandboxConfig, String> {
-        let settings = &self.deps.settings;
-        let facts = SandboxFacts {
-            node: &settings.node,
-            attempt,
-            hostname: self.hostname(pod)?,
-            dns: Some(self.dns(pod).await?),
-            cgroup_parent: self.cgroup_parent(pod),
-            user_namespace: UserNamespaceFacts::default(),
-            volume_gids: self.prepared.as_ref().map_or_else(Vec::new, |(_, volumes)| volume_gids(volumes)),
-            exclusive_cpus: false,
-        };
-        config::sandbox_config(pod, &facts).map_err(|e| e.to_string())
-    }
-
-    fn hostname(&self, pod: &DesiredPod) -> Result<Option<hostname::PodHostname>, String> {
-        if pod.host_network() {
-            return Ok(None);
-        }
-        let gate = self.deps.settings.node.gates.hostname_override;
-        hostname::pod_hostname(pod, &self.deps.settings.cluster_domain, gate).map(Some).map_err(|e| e.to_string())
-    }
-
-    /// The pod's resolv.conf; overstepped limits are a warning.
-    async fn dns(&self, pod: &DesiredPod) -> Result<dns::DnsConfig, String> {
-        let settings = &self.deps.settings;
-        let mut host = None;
-        if let Some(path) = &settings.resolv_conf {
-            let bytes = self.deps.host.read_file(path).await.map_err(|e| e.chain())?;
-            let text = bytes.ok_or_else(|| format!("open {}: no such file or directory", path.display()))?;
-            host = Some(dns::parse(&String::from_utf8_lossy(&text)).map_err(|e| e.to_string())?);
-        }
-        let made = dns::pod_dns(
-            pod,
-            &dns::DnsSettings {
-                cluster_dns: settings.cluster_dns.clone(),
-                cluster_domain: settings.cluster_domain.clone(),
-                host,
-                node_ips: self.deps.host.host_ips(),
-            },
-        );
-        for warning in &made.warnings {
-            let key = format!("dns {} {}", pod.uid(), warning.message);
-            if self.deps.limiter.allow(&key, std::time::Instant::now()).is_some() {
-                warn!(pod = pod.full_name(), reason = warning.reason, "{}", warning.message);
-                self.deps.events.pod_warning(pod, warning.reason, &warning.message);
-            }
-        }
-        Ok(made.config)
-    }
-
-    /// Creates the sandbox; its id.
-    pub(crate) async fn create_sandbox(&mut self, pod: &DesiredPod, attempt: u32) -> Result<String, String> {
-        let failed = |e: String| {
-            warn!(pod = pod.full_name(), uid = %pod.uid(), err = e, "FailedCreatePodSandBox: Failed to create pod sandbox");
-            let text = format!("Failed to create pod sandbox: {e}");
-            self.deps.events.pod_warning(pod, "FailedCreatePodSandBox", &text);
-            text
-        };
-        let request = self.sandbox_request(pod, attempt).await.map_err(failed)?;
-        let begin = Instant::now();
-        let made = self.step(StepKind::Sandbox, "", self.deps.mutator.run_pod_sandbox(request, "")).await;
-        self.deps.metrics.run_podsandbox("", begin.elapsed(), made.is_err());
-        self.deps.metrics.started_pods.inc();
-        if made.is_err() {
-            self.deps.metrics.started_pods_errors.inc();
-        }
-        made.map_err(failed)
-    }
-
     /// Starts one container; on failure its waiting reason stays until a later start succeeds.
     pub(crate) async fn start_container(
         &mut self,
         pod: &DesiredPod,
-        observed: &ObservedPod,
-        sandbox_id: &str,
-        sandbox: &v1::PodSandboxConfig,
-        volumes: &MountedVolumes,
+        ground: &Ground<'_>,
+        images: &mut ImageVolumes,
         start: &Start,
     ) -> Result<(), StartFailure> {
         let Some(entry) = pod.container(&start.name) else {
@@ -163,7 +115,7 @@ impl Worker {
         };
         let kind = container_type(start.kind);
         self.deps.metrics.container_started(kind);
-        let result = self.try_start(pod, observed, sandbox_id, sandbox, volumes, &entry, start).await;
+        let result = self.try_start(pod, ground, images, &entry, start).await;
         match &result {
             Ok(()) => {
                 self.problems.remove(&start.name);
@@ -185,12 +137,13 @@ impl Worker {
                 self.problems.insert(start.name.clone(), (failure.reason.clone(), failure.message.clone()));
                 match failure.retry_at {
                     Some(retry_at) => {
-                        let image = entry.spec.image.as_deref().unwrap_or_default();
+                        let image = failure.image.clone().unwrap_or_default();
                         let message = match failure.reason.as_str() {
                             "ImagePullBackOff" => failure.message.clone(),
-                            reason => image_name::back_off_message(image, &format!("{reason}: {}", failure.message)),
+                            reason => image_name::back_off_message(&image, &format!("{reason}: {}", failure.message)),
                         };
-                        self.pulls.insert(start.name.clone(), FailedPull { retry_at, message })
+                        let pull = FailedPull { retry_at, message, image, volume: failure.volume };
+                        self.pulls.insert(start.name.clone(), pull)
                     }
                     None => self.pulls.remove(&start.name),
                 };
@@ -200,22 +153,20 @@ impl Worker {
         result
     }
 
-    #[allow(clippy::too_many_arguments)]
     async fn try_start(
         &mut self,
         pod: &DesiredPod,
-        observed: &ObservedPod,
-        sandbox_id: &str,
-        sandbox: &v1::PodSandboxConfig,
-        volumes: &MountedVolumes,
+        ground: &Ground<'_>,
+        images: &mut ImageVolumes,
         entry: &ContainerEntry<'_>,
         start: &Start,
     ) -> Result<(), StartFailure> {
         let deps = self.deps.clone();
         let name = &start.name;
+        let Ground { observed, sandbox_id, sandbox, .. } = *ground;
+        self.image_volumes(pod, entry, sandbox, images).await?;
         let image = self.image(pod, entry, sandbox).await?;
-
-        let request = self.container_request(pod, observed, sandbox_id, volumes, entry, image, start).await?;
+        let request = self.container_request(pod, ground, images, entry, image, start).await?;
         let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
         if start.kind != ContainerKind::Ephemeral {
@@ -223,10 +174,10 @@ impl Worker {
             deps.admit.actuated(pod.uid(), name, resources).await;
         }
         self.still_wanted()?;
-        let id = self
-            .step(StepKind::Create, name, deps.mutator.create_container(sandbox_id, request, sandbox.clone()))
-            .await
-            .map_err(|e| StartFailure::new("CreateContainerError", e))?;
+        let create = deps.mutator.create_container(sandbox_id, request, sandbox.clone());
+        let created = self.step(StepKind::Create, name, create).await;
+        count_image_volumes(&deps.metrics, entry, images, created.as_ref().err());
+        let id = created.map_err(|e| StartFailure::new("CreateContainerError", e))?;
         deps.events.normal(pod, name, "Created", "Container created");
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
@@ -250,48 +201,20 @@ impl Worker {
         }
     }
 
-    /// The container's image, pulled if need be; given up when the pod is to end or wants another image.
-    async fn image(
-        &mut self,
-        pod: &DesiredPod,
-        entry: &ContainerEntry<'_>,
-        sandbox: &v1::PodSandboxConfig,
-    ) -> Result<ResolvedImage, StartFailure> {
-        let name = &entry.spec.name;
-        let deps = self.deps.clone();
-        deps_begin(self, name);
-        let mut newer = self.intent.clone();
-        let result = tokio::select! {
-            biased;
-            result = deps.images.ensure(pod, entry, sandbox, "") => result.map_err(StartFailure::from),
-            () = unwanted_image(&mut newer, entry.spec) => {
-                Err(StartFailure { report: false, ..StartFailure::new("", "the pod is to end, or to have another image") })
-            }
-            () = self.stop.cancelled() => Err(StartFailure { report: false, ..StartFailure::new("", "the agent stops") }),
-        };
-        let outcome = match &result {
-            Ok(_) => StepResult::Done,
-            Err(failure) => StepResult::Failed(format!("{}: {}", failure.reason, failure.message)),
-        };
-        self.entry.end(StepKind::Pull, name, outcome, deps.clock.now());
-        let usable = result?;
-        Ok(ResolvedImage { user: ImageUser::of(&usable.image), reference: usable.image_ref })
-    }
-
     /// Gathers the facts and builds the request.
-    #[allow(clippy::too_many_arguments)]
     async fn container_request(
         &self,
         pod: &DesiredPod,
-        observed: &ObservedPod,
-        sandbox_id: &str,
-        volumes: &MountedVolumes,
+        ground: &Ground<'_>,
+        images: &ImageVolumes,
         entry: &ContainerEntry<'_>,
         image: ResolvedImage,
         start: &Start,
     ) -> Result<v1::ContainerConfig, StartFailure> {
         let settings = &self.deps.settings;
+        let Ground { observed, sandbox_id, handler, volumes, .. } = *ground;
         let failed = |reason: String| StartFailure::new("CreateContainerConfigError", reason);
+        let user_namespace = self.user_namespace(pod, handler).await.map_err(failed)?;
         let pod_ips = self.pod_ips(pod, observed, sandbox_id);
         let target_id = (entry.kind == ContainerKind::Ephemeral)
             .then(|| pod.ephemeral_target(entry.index))
@@ -309,6 +232,10 @@ impl Worker {
                     let source = VolumeSource::HostPath(v.host_path.display().to_string());
                     (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: false })
                 })
+                .chain(images.iter().map(|(name, image)| {
+                    let source = VolumeSource::Image(image.clone());
+                    (name.clone(), VolumeFact { source, read_only: true, selinux_relabel: false })
+                }))
                 .collect(),
             pod_ips,
             block_devices: BTreeMap::new(),
@@ -317,9 +244,9 @@ impl Worker {
             hosts_file: None,
             termination_log: None,
             devices: DeviceFacts::default(),
-            user_namespace: UserNamespaceFacts::default(),
+            user_namespace,
             volume_gids: volume_gids(volumes),
-            recursive_read_only: settings.recursive_read_only,
+            recursive_read_only: self.handler_features(handler).is_some_and(|f| f.recursive_read_only_mounts),
             exclusive_cpus: false,
             target_id,
         };
@@ -439,6 +366,7 @@ impl Worker {
             place: hooks::place(name, &config::pod_text(pod)),
             spec: Some(entry.spec),
             pod_ip: ip.as_deref(),
+            fell_back: &|message| self.http_fallback(pod, message),
         };
         let mut newer = self.intent.clone();
         let ran = self
@@ -474,6 +402,20 @@ impl Worker {
     }
 }
 
+/// What the runtime's message begins with when an image volume cannot be mounted.
+const IMAGE_VOLUME_FAILED: &str = "ImageVolumeMountFailed";
+
+fn count_image_volumes(metrics: &Metrics, entry: &ContainerEntry<'_>, images: &ImageVolumes, failed: Option<&String>) {
+    let mounted = entry.spec.volume_mounts.iter().flatten().filter(|m| images.contains_key(&m.name)).count() as f64;
+    if mounted > 0.0 {
+        metrics.image_volume_requested.inc_by(mounted);
+        match failed {
+            Some(why) if why.starts_with(IMAGE_VOLUME_FAILED) => metrics.image_volume_errors.inc_by(mounted),
+            _ => metrics.image_volume_mounted.inc_by(mounted),
+        }
+    }
+}
+
 /// An object that was asked for, as a fact.
 fn source<T>(asked: ObjectResult<T>) -> Source<T> {
     match asked {
@@ -484,30 +426,14 @@ fn source<T>(asked: ObjectResult<T>) -> Source<T> {
 }
 
 /// Groups that the volumes ask for, each once.
-fn volume_gids(volumes: &MountedVolumes) -> Vec<i64> {
+pub(super) fn volume_gids(volumes: &MountedVolumes) -> Vec<i64> {
     let gids: BTreeSet<i64> = volumes.values().filter_map(|v| v.gid).collect();
     gids.into_iter().collect()
-}
-
-fn deps_begin(worker: &Worker, container: &str) {
-    worker.entry.begin(StepKind::Pull, container, worker.deps.clock.now());
 }
 
 /// Returns when the pod is to end; never, when nobody can say so any more.
 pub(crate) async fn to_end(intent: &mut tokio::sync::watch::Receiver<Intent>) {
     if intent.wait_for(|i| matches!(i, Intent::End(_))).await.is_err() {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// Returns when the pod is to end, or when its newest form has another image for this container: a pull that makes no progress must not hold up
-/// the correction of a wrong name.
-async fn unwanted_image(intent: &mut tokio::sync::watch::Receiver<Intent>, spec: &Container) {
-    let unwanted = |intent: &Intent| match intent {
-        Intent::End(_) => true,
-        Intent::Run(pod) => pod.container(&spec.name).is_none_or(|c| c.spec.image != spec.image),
-    };
-    if intent.wait_for(|i| unwanted(i)).await.is_err() {
         std::future::pending::<()>().await;
     }
 }

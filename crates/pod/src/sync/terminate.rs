@@ -236,6 +236,11 @@ impl Worker {
                     place: hooks::place(&stop.name, &named),
                     spec,
                     pod_ip: ip.as_deref(),
+                    fell_back: &|message| {
+                        if let Some(pod) = pod {
+                            self.http_fallback(pod, message);
+                        }
+                    },
                 };
                 hooks::run(&handler, &context).await
             }
@@ -247,6 +252,12 @@ impl Worker {
                 self.deps.events.warning(pod, &stop.name, "FailedPreStopHook", "PreStopHook failed");
             }
         }
+    }
+
+    /// A hook asked for HTTPS and its server speaks plain HTTP.
+    pub(crate) fn http_fallback(&self, pod: &DesiredPod, message: &str) {
+        self.deps.metrics.lifecycle_http_fallbacks.inc();
+        self.deps.events.pod_warning(pod, "LifecycleHTTPFallback", message);
     }
 
     /// Kills containers that the plan wants killed while their pod lives on.

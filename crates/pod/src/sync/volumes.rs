@@ -374,7 +374,7 @@ fn changes(volume: &Volume) -> bool {
 
 /// The message about claims that cannot be followed.
 fn unmounted(pod: &DesiredPod, mounted: &MountedVolumes, unprocessed: &BTreeMap<String, String>) -> String {
-    let used = pod.spec().volumes.iter().flatten().filter(|v| volume_is_used(pod, &v.name));
+    let used = pod.spec().volumes.iter().flatten().filter(|v| v.image.is_none() && volume_is_used(pod, &v.name));
     let missing: Vec<&str> = used.map(|v| v.name.as_str()).filter(|n| !mounted.contains_key(*n)).collect();
     let names: Vec<&str> = unprocessed.keys().map(String::as_str).collect();
     let reasons: Vec<&str> = unprocessed.values().map(String::as_str).collect();

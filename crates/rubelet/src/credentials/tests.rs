@@ -59,6 +59,9 @@ impl PodObjects for Account {
     async fn volume(&self, _: &str) -> ObjectResult<PersistentVolume> {
         unreachable!()
     }
+    async fn runtime_handler(&self, _: &str) -> ObjectResult<String> {
+        unreachable!()
+    }
     async fn service_variables(&self, _: &str, _: bool, _: bool) -> Option<BTreeMap<String, String>> {
         unreachable!()
     }

@@ -59,8 +59,11 @@ impl Maker {
     /// Makes every volume that is not left out; one that fails does not keep the others from it.
     pub(super) fn make_all(&self) -> VolumeResults {
         let mut results = VolumeResults::default();
+        // Images are mounted by the runtime.
         let used = |v: &&Volume| {
-            decide::config::volume_is_used(&self.pod, &v.name) && !self.payloads.left_out.contains(&v.name)
+            v.image.is_none()
+                && decide::config::volume_is_used(&self.pod, &v.name)
+                && !self.payloads.left_out.contains(&v.name)
         };
         for volume in self.pod.spec().volumes.iter().flatten().filter(used) {
             let claimed = self.payloads.claimed.get(&volume.name);

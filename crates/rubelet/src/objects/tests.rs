@@ -166,6 +166,7 @@ struct World {
     secrets: Arc<Store<Secret>>,
     services: Arc<Store<Service>>,
     bundles: Arc<Store<ClusterTrustBundle>>,
+    classes: Arc<Store<RuntimeClass>>,
     issuer: Arc<Issuer>,
     objects: Arc<ClusterObjects>,
     _tasks: Tasks,
@@ -175,12 +176,14 @@ fn world() -> World {
     let issuer =
         Arc::new(Issuer { start: tokio::time::Instant::now(), asked: Mutex::default(), down: Mutex::default() });
     let (maps, secrets, services, bundles) = (Store::new(), Store::new(), Store::new(), Store::new());
+    let classes = Store::new();
     let sources = Sources {
         config_maps: maps.clone(),
         secrets: secrets.clone(),
         services: services.clone(),
         accounts: Store::new(),
         bundles: bundles.clone(),
+        classes: classes.clone(),
         auth: issuer.clone(),
         storage: Arc::new(NoStorage),
     };
@@ -188,7 +191,7 @@ fn world() -> World {
     let (unit, clock) = (Arc::new(|| 0.0), issuer.clone());
     let wall: Wall = Arc::new(move || clock.now());
     let objects = ClusterObjects::start(sources, Strategy::Watch, true, unit, wall, &tasks);
-    World { maps, secrets, services, bundles, issuer, objects, _tasks: tasks }
+    World { maps, secrets, services, bundles, classes, issuer, objects, _tasks: tasks }
 }
 
 fn pod(uid: &str, spec: Value) -> (DesiredPod, Arc<PodEntry>) {
