@@ -394,6 +394,7 @@ impl Rig {
             last_pass: Some(now),
             last_status: Some(now),
             conditions: Some(vec![condition("RuntimeReady"), condition("NetworkReady")]),
+            handlers: None,
             evented: true,
             error: None,
         }

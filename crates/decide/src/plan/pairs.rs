@@ -37,6 +37,9 @@ fn pair() -> impl Strategy<Value = (Pair, usize)> {
     let sandboxes = prop::collection::vec(any::<bool>(), 0..3);
     (spec(), any::<bool>(), sandboxes, prop::collection::vec(shown(), 0..10), 0u8..4).prop_map(
         |((mut text, count), startup, sandboxes, shown, failed)| {
+            if startup {
+                text = text.replace(r#""livenessProbe":{}"#, r#""livenessProbe":{},"startupProbe":{}"#);
+            }
             let pod = pod(&text);
             let mut observed = ObservedPod::empty(pod.uid().clone(), "web", "ns");
             for (i, ready) in (0u32..).zip(&sandboxes) {

@@ -21,6 +21,7 @@ struct Store<K: Object> {
     objects: Mutex<BTreeMap<(String, String), K>>,
     changes: broadcast::Sender<WatchEvent<K>>,
     open: Arc<AtomicUsize>,
+    down: Mutex<bool>,
 }
 
 struct Open(Arc<AtomicUsize>);
@@ -38,7 +39,12 @@ fn key<K: Object>(object: &K) -> (String, String) {
 
 impl<K: Object> Store<K> {
     fn new() -> Arc<Self> {
-        Arc::new(Self { objects: Mutex::default(), changes: broadcast::Sender::new(16), open: Arc::default() })
+        Arc::new(Self {
+            objects: Mutex::default(),
+            changes: broadcast::Sender::new(16),
+            open: Arc::default(),
+            down: Mutex::default(),
+        })
     }
 
     fn put(&self, object: Value) {
@@ -89,6 +95,9 @@ impl<K: Object> Collection<K> for Store<K> {
     }
 
     async fn get(&self, namespace: Option<&str>, name: &str, _: bool) -> ClusterResult<K> {
+        if *lock(&self.down) {
+            return Err(ClusterError::new("get", ErrorKind::Unreachable, "no route"));
+        }
         let key = (namespace.unwrap_or_default().to_owned(), name.to_owned());
         lock(&self.objects).get(&key).cloned().ok_or(ClusterError::new("get", ErrorKind::NotFound, "not found"))
     }
@@ -360,4 +369,20 @@ async fn trust_bundles_are_followed_once_a_pod_shows_one() {
     settle().await;
     assert!(wake.take_objects_changed());
     assert_eq!(text(w.objects.trust_anchors(&all, false).await), Ok(pem("YQ==")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_class_names_a_handler() {
+    let w = world();
+    w.classes.put(json!({"metadata": {"name": "fast"}, "handler": "kata"}));
+    assert_eq!(w.objects.runtime_handler("fast").await, Ok("kata".to_owned()));
+    let gone = w.objects.runtime_handler("slow").await.unwrap_err().to_string();
+    assert_eq!(gone, "runtimeclass.node.k8s.io \"slow\" not found");
+    *lock(&w.classes.down) = true;
+    assert_eq!(w.objects.runtime_handler("fast").await, Ok("kata".to_owned()), "what was said last holds");
+    let unknown = w.objects.runtime_handler("slow").await.unwrap_err().to_string();
+    assert_eq!(unknown, "failed to lookup RuntimeClass slow: no route");
+    *lock(&w.classes.down) = false;
+    w.classes.delete("", "fast");
+    assert!(w.objects.runtime_handler("fast").await.is_err(), "a class that is gone is gone");
 }
