@@ -30,7 +30,7 @@ use crate::worker::{FailedPull, Intent, Worker};
 
 /// Why a container did not start: waiting reason and message of the API.
 pub(crate) struct StartFailure {
-    pub(crate) reason: String,
+    pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) retry_at: Option<jiff::Timestamp>,
     /// False when the pod is to end and the start was given up for it.
@@ -44,16 +44,8 @@ pub(crate) struct StartFailure {
 }
 
 impl StartFailure {
-    fn new(reason: &str, message: impl Into<String>) -> Self {
-        Self {
-            reason: reason.to_owned(),
-            message: message.into(),
-            retry_at: None,
-            report: true,
-            id: None,
-            image: None,
-            volume: false,
-        }
+    fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retry_at: None, report: true, id: None, image: None, volume: false }
     }
 
     /// The start was given up, which is no fault of the container.
@@ -122,7 +114,7 @@ impl Worker {
                 self.pulls.remove(&start.name);
             }
             Err(failure) if failure.report => {
-                self.deps.metrics.container_start_failed(kind, &failure.reason);
+                self.deps.metrics.container_start_failed(kind, failure.reason);
                 let key = format!("start {} {} {}", pod.uid(), start.name, failure.reason);
                 if self.deps.limiter.allow(&key, std::time::Instant::now()).is_some() {
                     warn!(
@@ -134,11 +126,11 @@ impl Worker {
                     );
                 }
                 self.deps.events.warning(pod, &start.name, "Failed", &failure.event(&start.name));
-                self.problems.insert(start.name.clone(), (failure.reason.clone(), failure.message.clone()));
+                self.problems.insert(start.name.clone(), (failure.reason.to_owned(), failure.message.clone()));
                 match failure.retry_at {
                     Some(retry_at) => {
                         let image = failure.image.clone().unwrap_or_default();
-                        let message = match failure.reason.as_str() {
+                        let message = match failure.reason {
                             "ImagePullBackOff" => failure.message.clone(),
                             reason => image_name::back_off_message(&image, &format!("{reason}: {}", failure.message)),
                         };
