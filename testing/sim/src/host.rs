@@ -246,6 +246,8 @@ impl PodHost for FakeHost {
         self.call("remove_pod_dir", uid.as_str(), |s| {
             s.mounts.retain(|(owner, _)| owner != uid);
             s.dirs.remove(uid);
+            let dir = Path::new(ROOT).join("pods").join(uid.as_str());
+            s.files.retain(|file, _| !file.starts_with(&dir));
         })
         .await
     }

@@ -147,3 +147,7 @@ async fn grpc(action: &GRPCAction, target: &Target, timeout: Duration) -> Result
         Err(reason) => Answer::Failure(reason),
     })
 }
+
+#[cfg(test)]
+#[path = "attempt_tests.rs"]
+mod tests;

@@ -6,6 +6,7 @@ mod crash_loop;
 mod crash_points;
 mod events;
 mod life;
+mod probes;
 mod runtime;
 mod seeds;
 mod static_pods;
