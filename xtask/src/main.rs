@@ -7,6 +7,7 @@ mod demo;
 mod joined;
 mod libtest;
 mod node;
+mod probes;
 mod setup;
 mod shell;
 mod test;
@@ -61,6 +62,9 @@ enum Task {
         /// How long that outage is, in minutes
         #[arg(long, value_name = "MINUTES", default_value_t = 10)]
         outage: u64,
+        /// As the node of a control plane: how soon it acts on what probes find
+        #[arg(long, conflicts_with = "joined")]
+        probes: bool,
     },
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
+        Task::Bench { probes: true, .. } => probes::run(&shell),
         Task::Bench { joined: Some(pods), outage, .. } => {
             joined::run(&shell, pods, std::time::Duration::from_secs(outage * 60))
         }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
 use super::pki::Pair;
+
+type Stream = StreamOwned<ClientConnection, TcpStream>;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -75,6 +77,15 @@ impl Api {
     /// When the server does not answer within 30 s, or not with HTTP.
     pub fn request(&self, method: &str, path: &str, content_type: &str, body: Option<&[u8]>) -> Result<(u16, Vec<u8>)> {
         let what = || format!("{method} {path}");
+        let mut stream = self.open(method, path, content_type, body)?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).with_context(what)?;
+        crate::http::parse(&answer).with_context(|| format!("{}: not an HTTP answer", what()))
+    }
+
+    /// Sends a request; what is read next is its answer.
+    fn open(&self, method: &str, path: &str, content_type: &str, body: Option<&[u8]>) -> Result<Stream> {
+        let what = || format!("{method} {path}");
         let socket = TcpStream::connect_timeout(&self.address, LIMIT).with_context(what)?;
         socket.set_read_timeout(Some(LIMIT)).and_then(|()| socket.set_nodelay(true)).with_context(what)?;
         let name = ServerName::IpAddress(self.address.ip().into());
@@ -89,9 +100,27 @@ impl Api {
         let mut message = head.into_bytes();
         message.extend(body.unwrap_or_default());
         stream.write_all(&message).with_context(what)?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).with_context(what)?;
-        crate::http::parse(&answer).with_context(|| format!("{}: not an HTTP answer", what()))
+        Ok(stream)
+    }
+
+    /// Follows the events of a watch, as `/api/v1/pods?watch=1`, until `told` says false or the server ends it.
+    ///
+    /// # Errors
+    /// When the server does not answer, refuses, or says nothing for 30 s.
+    pub fn watch(&self, path: &str, mut told: impl FnMut(Value) -> bool) -> Result<()> {
+        let mut lines = BufReader::new(self.open("GET", path, "", None)?);
+        let mut line = String::new();
+        // HTTP/1.0: after the head, one line an event until the end.
+        while lines.read_line(&mut line).with_context(|| format!("GET {path}"))? > 0 {
+            if line.starts_with('{')
+                && let Ok(event) = serde_json::from_str(&line)
+                && !told(event)
+            {
+                break;
+            }
+            line.clear();
+        }
+        Ok(())
     }
 
     fn call(&self, method: &str, path: &str, content_type: &str, body: Option<&Value>) -> Result<Value> {
