@@ -1,4 +1,4 @@
-//! Container log files: rotation, removal, the links for log agents, and reading them ([`read`]). Everything here blocks, but for
+//! Container log files: rotation, removal, the links for log agents, and reading them ([`read`]); the system's logs ([`tree`]). Everything here blocks, but for
 //! [`follow`].
 //!
 //! A container's log is `DIR/N.log`, N its restart count. Rotation renames it to `N.log.YYYYMMDD-hhmmss`; the next rotation gzips
@@ -6,6 +6,7 @@
 
 pub mod follow;
 pub mod read;
+pub mod tree;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -10,3 +10,40 @@ pub fn use_few_arenas() {
         libc::mallopt(libc::M_ARENA_MAX, 2);
     }
 }
+
+/// The allocator's figures, in bytes but for the last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocator {
+    /// Handed out from its arenas.
+    pub in_use: usize,
+    /// Held in its arenas.
+    pub free: usize,
+    /// Handed out as mappings of their own.
+    pub mapped: usize,
+    /// How many those are.
+    pub mappings: usize,
+}
+
+/// What the allocator has handed out; None elsewhere than on glibc.
+#[must_use]
+pub fn allocator() -> Option<Allocator> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: mallinfo2(3) takes nothing, locks the arenas itself and returns a struct of integers.
+        let info = unsafe { libc::mallinfo2() };
+        Some(Allocator { in_use: info.uordblks, free: info.fordblks, mapped: info.hblkhd, mappings: info.hblks })
+    }
+    #[cfg(not(target_env = "gnu"))]
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn what_is_held_is_counted() {
+        let held = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let figures = super::allocator().unwrap();
+        assert!(figures.in_use + figures.mapped >= held.len(), "{figures:?}");
+    }
+}

@@ -155,6 +155,9 @@ async fn live(input: Input) -> ExitCode {
     };
     info!(version = version::KUBERNETES, rubelet = version::RUBELET, "Started kubelet");
     notify(&host::sysd::Notice::Ready);
+    if let Some(period) = watchdog_period(|name| std::env::var(name).ok(), std::process::id()) {
+        running.tasks.spawn_until_stop(watchdog(period, running.health, || notify(&host::sysd::Notice::Watchdog)));
+    }
     let stop = CancellationToken::new();
     let servers: Vec<_> = running
         .servers
@@ -184,11 +187,63 @@ async fn live(input: Input) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// How often systemd wants to hear that we live: twice within `WatchdogSec` (sd_watchdog_enabled(3)); None: it does not, or means another process.
+fn watchdog_period(environment: impl Fn(&str) -> Option<String>, own: u32) -> Option<Duration> {
+    if environment("WATCHDOG_PID").is_some_and(|pid| pid.parse() != Ok(own)) {
+        return None;
+    }
+    let micros: u64 = environment("WATCHDOG_USEC")?.parse().ok().filter(|n| *n > 0)?;
+    Some(Duration::from_micros(micros) / 2)
+}
+
+/// Tells systemd that we live, for as long as all health checks pass: a stuck agent is restarted. Ends at the stop; systemd waits no more then.
+async fn watchdog(period: Duration, health: serve::Health, tell: impl Fn()) {
+    info!(interval = ?period, "Starting systemd watchdog with interval");
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        match health.all() {
+            Ok(()) => tell(),
+            Err(reason) => {
+                warn!(err = reason, "Do not notify watchdog this iteration as the kubelet is reportedly not healthy");
+            }
+        }
+    }
+}
+
 /// Tells systemd, when it started us.
 fn notify(notice: &host::sysd::Notice) {
     if let Ok(socket) = std::env::var("NOTIFY_SOCKET")
         && let Err(e) = host::sysd::notify(&socket, notice)
     {
         warn!(err = e.full(), "systemd cannot be notified");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn when_a_watchdog_waits() {
+        let period = |variables: &[(&str, &str)]| {
+            let variables: HashMap<_, _> = variables.iter().copied().collect();
+            watchdog_period(|name| variables.get(name).map(|v| (*v).to_owned()), 7)
+        };
+        let ten = Some(Duration::from_secs(10));
+        assert_eq!(period(&[("WATCHDOG_USEC", "20000000")]), ten);
+        assert_eq!(period(&[("WATCHDOG_USEC", "20000000"), ("WATCHDOG_PID", "7")]), ten);
+        for none in [
+            &[][..],
+            &[("WATCHDOG_USEC", "20000000"), ("WATCHDOG_PID", "8")],
+            &[("WATCHDOG_USEC", "0")],
+            &[("WATCHDOG_USEC", "x")],
+            &[("WATCHDOG_PID", "7")],
+        ] {
+            assert_eq!(period(none), None, "{none:?}");
+        }
     }
 }

@@ -8,18 +8,23 @@ use cluster::pki::key::Template;
 use cluster::pki::manager::serving_template;
 use cluster::pki::{CertManager, FileStore, Identity, Purpose};
 use config::{AuthorizationMode, Flags, Gate, Gates, KubeletConfiguration};
+use host::logs::tree::LogTree;
 use model::api::Node;
 use pod::ports::Tasks;
 use pod::registry::{Registry, WorkerState};
 use serve::{
-    Authentication, Authorization, ContainerPort, Health, PodFacts, PodLookup, SecureParts, Server, ServingCertificate,
-    TlsSettings,
+    Authentication, Authorization, ContainerPort, Handlers, Health, PodFacts, PodLookup, SecureParts, Server,
+    ServingCertificate, TlsSettings,
 };
 use telemetry::metrics::Metrics;
 use tokio::sync::watch;
 
 use crate::join::Cluster;
+use crate::version;
 use crate::view::View;
+
+/// What `/logs/` shows.
+const SYSTEM_LOGS: &str = "/var/log";
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -104,7 +109,17 @@ pub(crate) fn server(
         authorization,
         node_name: needs.node_name.to_owned(),
         fine_grained: gates.enabled(Gate::KubeletFineGrainedAuthz),
-        debugging: config.enable_debugging_handlers,
+        handlers: Handlers {
+            debugging: config.enable_debugging_handlers,
+            system_logs: config.enable_system_log_handler,
+            log_query: config.enable_system_log_query && gates.enabled(Gate::NodeLogQuery),
+            profiling: config.enable_profiling_handler,
+            debug_flags: config.enable_debug_flags_handler,
+            checkpoint: gates.enabled(Gate::ContainerCheckpoint),
+            flagz: gates.enabled(Gate::ComponentFlagz),
+            statusz: gates.enabled(Gate::ComponentStatusz),
+        },
+        translate: gates.enabled(Gate::ExtendWebSocketsToKubelet),
         split_streams: gates.enabled(Gate::PodLogsQuerySplitStreams),
         streaming_idle: config.streaming_connection_idle_timeout,
         view: needs.view,
@@ -112,6 +127,9 @@ pub(crate) fn server(
         containers: needs.containers,
         metrics: needs.metrics,
         health: needs.health,
+        system_logs: LogTree::new(PathBuf::from(SYSTEM_LOGS), vec![PathBuf::from(&config.pod_logs_dir)]),
+        checkpoints: flags.root_dir().join("checkpoints"),
+        version: version::KUBERNETES.trim_start_matches('v'),
     };
     Ok(Server::kubelet(parts)?)
 }

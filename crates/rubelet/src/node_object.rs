@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cluster::Client;
 use cluster::events::Recorder;
-use config::{Flags, KubeletConfiguration};
+use config::{Flags, Gate, Gates, KubeletConfiguration};
 use cri::RuntimeReader;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::ObjectReference;
@@ -46,6 +46,7 @@ pub(crate) fn start(
     cluster: &Cluster,
     flags: &Flags,
     config: &KubeletConfiguration,
+    gates: &Gates,
     name: &str,
     resources: &Resources,
     parts: Parts,
@@ -59,8 +60,7 @@ pub(crate) fn start(
         max_images: config.node_status_max_images,
         lease_duration: Duration::from_secs(u64::try_from(config.node_lease_duration_seconds).unwrap_or(40)),
         local_storage: config.local_storage_capacity_isolation,
-        // None of the features that a scheduler asks nodes for is there yet.
-        declared_features: Vec::new(),
+        declared_features: declared_features(gates),
     };
     let client = cluster.client.clone();
     // A heartbeat must not stand behind other requests in the queue.
@@ -96,6 +96,13 @@ pub(crate) fn start(
         random: parts.random,
     };
     node::start(settings, ports, tasks)
+}
+
+/// The features that others ask nodes for, of those that are there (KEP-5328).
+fn declared_features(gates: &Gates) -> Vec<String> {
+    let features = [(Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet")];
+    let declared = features.into_iter().filter(|(gate, _)| gates.enabled(*gate)).map(|(_, name)| name.to_owned());
+    if gates.enabled(Gate::NodeDeclaredFeatures) { declared.collect() } else { Vec::new() }
 }
 
 fn cut(client: Client) -> Arc<dyn Fn() + Send + Sync> {

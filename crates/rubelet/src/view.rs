@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cluster::Client;
 use cluster::reflect::ReflectorStatus;
+use config::Flags;
 use decide::pleg;
 use jiff::Timestamp;
 use model::api::{ContainerState, ContainerStatus, Pod};
@@ -30,6 +31,7 @@ pub(crate) struct View {
     pub(crate) api: Option<ApiView>,
     pub(crate) clock: Clock,
     pub(crate) configz: serde_json::Value,
+    pub(crate) flags: Flags,
 }
 
 /// The way to the API server, as its watches show it.
@@ -105,6 +107,10 @@ impl NodeView for View {
 
     fn configz(&self) -> serde_json::Value {
         self.configz.clone()
+    }
+
+    fn flags(&self) -> Vec<(String, String)> {
+        self.flags.all()
     }
 }
 

@@ -70,6 +70,8 @@ pub(crate) struct Input {
 pub(crate) struct Running {
     pub(crate) tasks: Tasks,
     pub(crate) servers: Vec<Bound>,
+    /// What the service manager's watchdog goes by.
+    pub(crate) health: Health,
 }
 
 /// Counts runtime calls.
@@ -234,7 +236,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             clock: clock.clone(),
             random: deps.random.clone(),
         };
-        let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
+        let handles = node_object::start(cluster, &flags, &config, &gates, &node_name, &facts, parts, &tasks);
         let pod_api = Arc::new(cluster.client.clone());
         let writer = StatusWriter::new(
             pod_api,
@@ -260,6 +262,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         api,
         clock,
         configz: config::configz(&config),
+        flags: flags.clone(),
     });
     let health = Health::new(view.clone(), metrics.clone(), Some(log));
     let secure = if config.enable_server {
@@ -277,9 +280,9 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     } else {
         None
     };
-    let servers = bind(&config, &flags, view, metrics, health, secure).await?;
+    let servers = bind(&config, &flags, view, metrics, health.clone(), secure).await?;
     tasks.spawn(dispatcher.run(updates));
-    Ok(Running { tasks, servers })
+    Ok(Running { tasks, servers, health })
 }
 
 /// What is to be known of the runtime before anything is asked of it.

@@ -52,6 +52,19 @@ impl Health {
         Self(Arc::new(Inner { view, metrics, log, limiter: LogLimiter::new(LOG_INTERVAL) }))
     }
 
+    /// The process's log, if it was given.
+    pub(crate) fn log(&self) -> Option<&klog::Handle> {
+        self.0.log.as_ref()
+    }
+
+    /// All checks at once, as the service manager's watchdog wants them.
+    ///
+    /// # Errors
+    /// The name of the first check that fails, and why.
+    pub fn all(&self) -> Result<(), String> {
+        Checks::All.names().iter().try_for_each(|name| self.check(name).map_err(|why| format!("{name}: {why}")))
+    }
+
     fn check(&self, name: &str) -> Result<(), String> {
         match name {
             "log" => match &self.0.log {

@@ -11,7 +11,7 @@
 //!
 //! What is served comes from one value, [`NodeView`]; nothing here holds state of the node. Every server is bounded: in
 //! connections, in the size of a request's head, in the time a client may take to send it or to take the answer. Request bodies
-//! are never read.
+//! are not read, but for the number of `/debug/flags/v`.
 
 pub mod client;
 mod health;
@@ -28,8 +28,8 @@ use model::report::{NodeReport, PodReport};
 pub use health::{Checks, Health};
 pub use local::{API_VERSION, socket_path};
 pub use secure::{
-    Authentication, Authorization, ContainerLog, ContainerPort, CriContainers, PodFacts, PodLookup, RunningPod,
-    SecureParts, ServingCertificate, TlsError, TlsSettings,
+    Authentication, Authorization, ContainerLog, ContainerPort, CriContainers, Handlers, PodFacts, PodLookup,
+    RunningPod, SecureParts, ServingCertificate, TlsError, TlsSettings,
 };
 pub use server::{BindError, Bound, Draining, Limits, Server};
 
@@ -53,4 +53,7 @@ pub trait NodeView: Send + Sync {
 
     /// The configuration in force, as `/configz` shows it.
     fn configz(&self) -> serde_json::Value;
+
+    /// The command line's flags and their values, as `/flagz` shows them.
+    fn flags(&self) -> Vec<(String, String)>;
 }

@@ -30,7 +30,7 @@ const DISABLED: [&str; 8] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
 
 /// First parts of a path that have a label of their own in the HTTP metrics.
-const PATH_LABELS: [&str; 16] = [
+const PATH_LABELS: [&str; 19] = [
     "configz",
     "healthz",
     "pods",
@@ -45,8 +45,11 @@ const PATH_LABELS: [&str; 16] = [
     "portForward",
     "containerLogs",
     "runningpods",
-    "pprof",
+    "debug",
     "logs",
+    "checkpoint",
+    "flagz",
+    "statusz",
 ];
 const METHOD_LABELS: [&str; 8] = ["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];
 
@@ -90,7 +93,8 @@ pub(crate) fn observed(metrics: &Metrics, method: &Method, uri: &Uri, server: &'
     let method = METHOD_LABELS.iter().find(|label| **label == method.as_str()).unwrap_or(&"other");
     let root = root(uri.path());
     let path = PATH_LABELS.iter().find(|label| **label == root).unwrap_or(&"other");
-    let long_running = ["exec", "attach", "portForward"].contains(path);
+    // Go names the third of them otherwise than it looks for it.
+    let long_running = ["exec", "attach", "debug"].contains(path);
     metrics.http_request(method, path, server, long_running)
 }
 

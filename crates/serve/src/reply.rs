@@ -11,6 +11,7 @@ use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+pub(crate) const HTML: &str = "text/html; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
 
 /// An answer in full.

@@ -5,6 +5,7 @@
 
 mod help;
 mod removed;
+mod shown;
 mod table;
 mod value;
 

@@ -1,4 +1,5 @@
-//! Who asks: a client certificate, a bearer token that the API server knows, or nobody in particular.
+//! Who asks: a client certificate, a bearer token that the API server knows (in its header field, or among the subprotocols of a WebSocket), or
+//! nobody in particular.
 //!
 //! Every way is tried; one that fails is remembered, and refuses the request if no other way succeeds: bad credentials do not make one
 //! anonymous.
@@ -9,6 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cluster::ClusterResult;
 use cluster::calls::AuthApi;
 use cluster::pki::CertInfo;
@@ -21,6 +24,7 @@ use telemetry::LogLimiter;
 
 use super::cache::TtlCache;
 use super::tls::{ClientCa, TlsError};
+use super::websocket::{self, BEARER};
 
 /// Failures of one sort are logged once in this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -92,13 +96,20 @@ impl Authenticator {
                 }
             }
         }
-        if let (Some(tokens), Some(token)) = (&self.tokens, bearer(headers)) {
-            match tokens.user(token).await {
-                Ok(Some(user)) => return Some(user),
-                Ok(None) => self.failed("token", &"invalid bearer token"),
-                Err(e) => self.failed("review", &e),
+        if let Some(tokens) = &self.tokens {
+            let in_protocol = protocol_token(headers).unwrap_or_else(|why| {
+                self.failed("token", &why);
+                refused = true;
+                None
+            });
+            for token in bearer(headers).map(str::to_owned).into_iter().chain(in_protocol) {
+                match tokens.user(&token).await {
+                    Ok(Some(user)) => return Some(user),
+                    Ok(None) => self.failed("token", &"invalid bearer token"),
+                    Err(e) => self.failed("review", &e),
+                }
+                refused = true;
             }
-            refused = true;
         }
         (self.anonymous && !refused).then(|| {
             let groups = vec!["system:unauthenticated".to_owned()];
@@ -170,4 +181,28 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut parts = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().splitn(3, ' ');
     let (scheme, token) = (parts.next()?, parts.next()?);
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// The token among the subprotocols of a WebSocket, where browsers have to put it: base64url without padding.
+///
+/// # Errors
+/// What is wrong with it. A subprotocol beside it is needed, for the server to answer with.
+fn protocol_token(headers: &HeaderMap) -> Result<Option<String>, &'static str> {
+    if !websocket::asked_for(headers) {
+        return Ok(None);
+    }
+    let mut tokens = websocket::protocols(headers).filter_map(|p| p.strip_prefix(BEARER));
+    let Some(encoded) = tokens.next() else { return Ok(None) };
+    if tokens.next().is_some() {
+        return Err("multiple base64.bearer.authorization tokens specified");
+    }
+    let decoded = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| "invalid base64.bearer.authorization token encoding")?;
+    let token = String::from_utf8(decoded).map_err(|_| "invalid base64.bearer.authorization token")?;
+    if token.is_empty() {
+        return Ok(None);
+    }
+    if websocket::protocols(headers).all(|p| p.starts_with(BEARER)) {
+        return Err("missing additional subprotocol");
+    }
+    Ok(Some(token))
 }

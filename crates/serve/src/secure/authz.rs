@@ -50,7 +50,7 @@ pub(crate) fn attributes(method: &Method, path: &str, fine_grained: bool) -> Att
         &["configz"]
     } else if !fine_grained {
         &["proxy"]
-    } else if below("/pods") || below("/runningpods") {
+    } else if below("/pods") || below("/runningpods") || below("/debug/pods") {
         &["pods", "proxy"]
     } else if below("/healthz") {
         &["healthz", "proxy"]
@@ -218,6 +218,9 @@ mod tests {
             ("/attach/ns/pod/c", "proxy", "proxy"),
             ("/portForward/ns/pod", "proxy", "proxy"),
             ("/debug/pprof/heap", "proxy", "proxy"),
+            ("/debug/flags/v", "proxy", "proxy"),
+            ("/debug/pods", "pods proxy", "proxy"),
+            ("/debug/podsx", "proxy", "proxy"),
             ("/", "proxy", "proxy"),
             ("", "proxy", "proxy"),
         ] {
@@ -241,15 +244,18 @@ mod tests {
     proptest! {
         /// A way into a container is never let through by a weaker right, however its path is written.
         #[test]
-        fn containers_need_proxy(path in "(/|%2[fF]|\\.\\.?/|%2e|pods|exec|metrics|stats|logs|x|run|containerLogs|attach|%65xec){0,9}") {
+        fn containers_need_proxy(path in "(/|%2[fF]|\\.\\.?/|%2e|pods|exec|metrics|stats|logs|x|run|containerLogs|attach|%65xec|checkpoint|debug|flags/v|pprof){0,9}") {
             use crate::secure::route::{Known, Route, decode, route};
             for method in [Method::GET, Method::POST] {
-                let known = match route(&method, &path, None, true) {
+                let known = match route(&method, &path, None, &crate::secure::tests::ALL) {
                     Route::Known(known) => known,
                     _ => continue,
                 };
                 let needs = attributes(&method, &decode(&path), true).subresources;
                 match known {
+                    Known::SystemLogs(_) => prop_assert_eq!(needs, ["log"], "{}", path),
+                    Known::Checkpoint(_) => prop_assert_eq!(needs, ["checkpoint"], "{}", path),
+                    Known::Profile(_) | Known::Verbosity => prop_assert_eq!(needs, ["proxy"], "{}", path),
                     Known::Logs(_) | Known::Run(_) | Known::Exec(_) | Known::Attach(_) | Known::PortForward(_) => {
                         prop_assert_eq!(needs, ["proxy"], "{}", path);
                     }
@@ -262,7 +268,8 @@ mod tests {
         #[test]
         fn any_path_and_query(path in "\\PC{0,60}", query in "\\PC{0,60}", debugging: bool) {
             use crate::secure::route::{parameters, route};
-            route(&Method::GET, &path, Some(&query), debugging);
+            let on = crate::secure::route::Handlers { debugging, ..crate::secure::tests::ALL };
+            route(&Method::GET, &path, Some(&query), &on);
             parameters(Some(&query));
         }
     }

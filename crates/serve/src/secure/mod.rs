@@ -11,6 +11,11 @@
 //! | `/containerLogs/NS/POD/C` | [`logs`] |
 //! | `/exec`, `/attach`, `/portForward` | [`upgrade`]: handed to the runtime's streaming server |
 //! | `/run/NS/POD/C` | a command, until it ends |
+//! | `/checkpoint/NS/POD/C` | [`checkpoint`] |
+//! | `/logs/…` | [`system_logs`], [`log_query`] |
+//! | `/flagz`, `/statusz` | [`zpages`] |
+//! | `/debug/flags/v`, `/debug/pprof/…` | [`debug`] |
+//! | `/debug/pods` | [`pods_page`] |
 //!
 //! Paths that are not served are answered before anybody is asked who they are, as in Go; everything else is refused unless it is allowed,
 //! also when the API server cannot be asked. Tasks: one for each connection, in the server's own set (`server.rs`); it owns everything that
@@ -19,17 +24,27 @@
 mod authn;
 mod authz;
 mod cache;
+mod checkpoint;
+mod debug;
 mod files;
 mod log_options;
+mod log_query;
 mod logs;
+mod pods_page;
 mod port;
 mod route;
+mod sessions;
+mod spdy;
+mod system_logs;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod upgrade;
+mod websocket;
+mod zpages;
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,11 +52,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cri::port::{CriError, Outcome};
-use cri_api::v1;
 use futures::Stream;
 use host::logs::follow::LogWatch;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use host::logs::tree::LogTree;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::server::conn::{http1, http2};
@@ -59,13 +73,14 @@ use tokio_util::sync::CancellationToken;
 pub use authn::Authentication;
 pub use authz::Authorization;
 pub use port::{ContainerLog, ContainerPort, CriContainers, RunningPod};
+pub use route::Handlers;
 pub use tls::{ServingCertificate, TlsError, TlsSettings};
 
 use crate::NodeView;
 use crate::health::Health;
 use crate::read_only::{ReadOnly, accepts_json, observed};
 use crate::reply::{
-    Answer, Reply, ReplyBody, error, json as json_reply, nosniff, not_found, redirect_to, reply, service_error,
+    Answer, Reply, ReplyBody, error, json as json_reply, nosniff, not_found, redirect_to, service_error,
 };
 use crate::server::{Handler, LargeAnswers, Limits, until_done};
 use crate::stall::{Patience, StallGuard};
@@ -110,8 +125,10 @@ pub struct SecureParts {
     pub node_name: String,
     /// Gate KubeletFineGrainedAuthz.
     pub fine_grained: bool,
-    /// `enableDebuggingHandlers`.
-    pub debugging: bool,
+    /// Which handlers are on.
+    pub handlers: Handlers,
+    /// Gate ExtendWebSocketsToKubelet.
+    pub translate: bool,
     /// Gate PodLogsQuerySplitStreams.
     pub split_streams: bool,
     /// `streamingConnectionIdleTimeout`; zero: none.
@@ -124,8 +141,14 @@ pub struct SecureParts {
     pub containers: Arc<dyn ContainerPort>,
     /// What `/metrics` shows.
     pub metrics: Arc<Metrics>,
-    /// What `/healthz` tells.
+    /// What `/healthz` tells; also leads to the log whose verbosity can be set.
     pub health: Health,
+    /// What `/logs/` shows.
+    pub system_logs: LogTree,
+    /// Where checkpoints of containers go.
+    pub checkpoints: PathBuf,
+    /// Kubernetes' version, as `1.36.1`.
+    pub version: &'static str,
 }
 
 /// The server behind the kubelet's port.
@@ -133,9 +156,15 @@ pub(crate) struct Secure {
     acceptor: TlsAcceptor,
     authenticator: Authenticator,
     authorizer: Authorizer,
-    debugging: bool,
+    handlers: Handlers,
+    translate: bool,
     split_streams: bool,
     streaming_idle: Duration,
+    health: Health,
+    system_logs: Arc<LogTree>,
+    checkpoints: PathBuf,
+    version: &'static str,
+    started: Timestamp,
     view: Arc<dyn NodeView>,
     pods: Arc<dyn PodLookup>,
     containers: Arc<dyn ContainerPort>,
@@ -186,7 +215,7 @@ impl Body for SecureBody {
 /// How a request is answered.
 enum Outgoing {
     Reply(Reply),
-    Pieces(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+    Pieces(Response<Pin<Box<dyn Stream<Item = Bytes> + Send>>>),
 }
 
 impl From<Reply> for Outgoing {
@@ -205,7 +234,13 @@ impl Secure {
             acceptor: TlsAcceptor::from(config),
             authenticator,
             authorizer: Authorizer::new(parts.authorization, parts.node_name, parts.fine_grained),
-            debugging: parts.debugging,
+            handlers: parts.handlers,
+            translate: parts.translate,
+            system_logs: Arc::new(parts.system_logs),
+            checkpoints: parts.checkpoints,
+            version: parts.version,
+            started: Timestamp::now(),
+            health: parts.health.clone(),
             split_streams: parts.split_streams,
             streaming_idle: parts.streaming_idle,
             pages: ReadOnly { view: parts.view.clone(), metrics: parts.metrics.clone(), health: parts.health },
@@ -265,7 +300,7 @@ impl Secure {
     }
 
     async fn answer(&self, request: Request<Incoming>, of: &Connection, large: &LargeAnswers) -> Response<SecureBody> {
-        let route = route::route(request.method(), request.uri().path(), request.uri().query(), self.debugging);
+        let route = route::route(request.method(), request.uri().path(), request.uri().query(), &self.handlers);
         let counted = observed(&self.metrics, request.method(), request.uri(), "readwrite");
         let known = match route {
             Route::Redirect(to) => return redirect_to(request.method(), &to).map(SecureBody::Whole),
@@ -283,7 +318,7 @@ impl Secure {
                 reply.map(SecureBody::Whole)
             }
             // Counted until the last piece is taken.
-            Outgoing::Pieces(pieces) => Response::new(SecureBody::Pieces { pieces, _counted: Some(counted) }),
+            Outgoing::Pieces(pieces) => pieces.map(|pieces| SecureBody::Pieces { pieces, _counted: Some(counted) }),
         }
     }
 
@@ -325,6 +360,38 @@ impl Secure {
                 let work = move || nosniff(json_reply(StatusCode::OK, &json!({"kubeletconfig": view.configz()})));
                 large.give(Answer::Later(Box::new(work)), "/configz").await.into()
             }
+            Known::Flagz => {
+                let (view, headers) = (self.view.clone(), request.headers().clone());
+                large
+                    .give(Answer::Later(Box::new(move || zpages::flags(&headers, &view.flags()))), "/flagz")
+                    .await
+                    .into()
+            }
+            Known::Statusz => {
+                let paths = ["/configz", "/debug", "/flagz", "/healthz", "/metrics"];
+                let paths: Vec<&str> = paths.into_iter().filter(|p| self.handlers.flagz || *p != "/flagz").collect();
+                zpages::status(request.headers(), self.version, &paths, self.started, Timestamp::now()).into()
+            }
+            Known::PodsPage => {
+                let (view, namespace) = (self.view.clone(), first(&parameters, "namespace").map(str::to_owned));
+                let work = move || {
+                    let (node, pods) = (view.node_report(), view.pod_reports());
+                    system_logs::html(pods_page::page(&node, pods, namespace.as_deref(), Timestamp::now()))
+                };
+                large.give(Answer::Later(Box::new(work)), "/debug/pods").await.into()
+            }
+            Known::SystemLogs(path) => {
+                of.patience.store(true, Ordering::Relaxed);
+                let (query, headers) = (request.uri().query(), request.headers());
+                system_logs::answer(&self.system_logs, self.handlers.log_query, &path, query, &parameters, headers)
+                    .await
+            }
+            Known::Profile(name) => debug::profile(&name, &parameters, &of.stop).await.into(),
+            Known::Verbosity => {
+                let (head, body) = request.into_parts();
+                debug::verbosity(&head.method, body, self.health.log()).await.into()
+            }
+            Known::Checkpoint(target) => self.checkpoint(&target, &parameters).await.into(),
             Known::RunningPods => self.running_pods(request.headers()).await.into(),
             Known::Logs(target) => self.logs(&target, &parameters, of).await,
             Known::Run(target) => self.run(&target, &parameters).await.into(),
@@ -337,7 +404,7 @@ impl Secure {
                 reply.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
                 reply.into()
             }
-            Known::Disabled => error(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.").into(),
+            Known::Disabled(why) => error(StatusCode::METHOD_NOT_ALLOWED, why).into(),
         }
     }
 
@@ -402,7 +469,7 @@ impl Secure {
         };
         // From here on the answer has begun, in Go: failures are its text.
         let id = full_id.split_once("://").map_or(full_id.as_str(), |(_, id)| id).to_owned();
-        let text = |text: String| Outgoing::Pieces(Box::pin(futures::stream::iter([Bytes::from(text)])));
+        let text = |text: String| Outgoing::Pieces(Response::new(Box::pin(futures::stream::iter([Bytes::from(text)]))));
         let log = match self.containers.log(&id).await {
             Ok(log) => log,
             Err(e) => {
@@ -421,126 +488,7 @@ impl Secure {
             id,
             stop: of.stop.clone(),
         });
-        Outgoing::Pieces(Box::pin(logs::stream(reader, follow)))
-    }
-
-    /// The running container that is meant, by id.
-    async fn running(
-        &self,
-        target: &Target,
-        absent: impl FnOnce() -> String,
-    ) -> Result<(PodFacts, String), Box<Reply>> {
-        let Some(pod) = self.pods.pod(&target.namespace, &target.pod) else {
-            return Err(Box::new(service_error(StatusCode::NOT_FOUND, "pod does not exist")));
-        };
-        match self.containers.running_container(&pod.uid, &target.container).await {
-            Ok(Some(id)) => Ok((pod, id)),
-            Ok(None) => Err(Box::new(service_error(StatusCode::INTERNAL_SERVER_ERROR, absent()))),
-            Err(e) => Err(Box::new(runtime_error(&e))),
-        }
-    }
-
-    async fn run(&self, target: &Target, parameters: &[(String, String)]) -> Reply {
-        let command: Vec<String> = first(parameters, "cmd").unwrap_or_default().split(' ').map(str::to_owned).collect();
-        let id = match self.running(target, || format!("container not found ({:?})", target.container)).await {
-            Ok((_, id)) => id,
-            Err(reply) => return *reply,
-        };
-        match self.containers.run(&id, command.clone()).await {
-            Ok(output) if output.exit_code == 0 => {
-                let body = [output.stdout, output.stderr].concat();
-                reply(StatusCode::OK, crate::reply::JSON, body)
-            }
-            Ok(output) => {
-                let (command, error) = (command.join(" "), String::from_utf8_lossy(&output.stderr));
-                let text = format!("command '{command}' exited with {}: {error}", output.exit_code);
-                service_error(StatusCode::INTERNAL_SERVER_ERROR, text)
-            }
-            Err(e) => service_error(StatusCode::INTERNAL_SERVER_ERROR, e.rpc_text()),
-        }
-    }
-
-    async fn exec(
-        &self,
-        target: &Target,
-        parameters: &[(String, String)],
-        request: Request<Incoming>,
-        of: &Connection,
-    ) -> Reply {
-        let Some(ends) = Ends::of(parameters) else { return no_streams() };
-        let id = match self.running(target, || format!("container not found ({:?})", target.container)).await {
-            Ok((_, id)) => id,
-            Err(reply) => return *reply,
-        };
-        let cmd = parameters.iter().filter(|(k, _)| k == "command").map(|(_, v)| v.clone()).collect();
-        let Ends { stdin, stdout, stderr, tty } = ends;
-        let asked = v1::ExecRequest { container_id: id, cmd, tty, stdin, stdout, stderr };
-        self.session(request, of, self.containers.exec(asked)).await
-    }
-
-    async fn attach(
-        &self,
-        target: &Target,
-        parameters: &[(String, String)],
-        request: Request<Incoming>,
-        of: &Connection,
-    ) -> Reply {
-        let Some(ends) = Ends::of(parameters) else { return no_streams() };
-        let absent = || format!("container {} not found in pod {}_{}", target.container, target.pod, target.namespace);
-        let (pod, id) = match self.running(target, absent).await {
-            Ok(found) => found,
-            Err(reply) => return *reply,
-        };
-        // The container has a terminal or not; the client cannot choose.
-        let tty = pod.containers.iter().any(|(name, tty)| *name == target.container && *tty);
-        let Ends { stdin, stdout, stderr, .. } = ends;
-        let asked = v1::AttachRequest { container_id: id, stdin, tty, stdout, stderr: stderr && !tty };
-        self.session(request, of, self.containers.attach(asked)).await
-    }
-
-    async fn port_forward(
-        &self,
-        target: &Target,
-        parameters: &[(String, String)],
-        request: Request<Incoming>,
-        of: &Connection,
-    ) -> Reply {
-        let port = match ports(request.headers(), parameters) {
-            Ok(port) => port,
-            Err(why) => return service_error(StatusCode::BAD_REQUEST, why),
-        };
-        let Some(pod) = self.pods.pod(&target.namespace, &target.pod) else {
-            return service_error(StatusCode::NOT_FOUND, "pod does not exist");
-        };
-        let pod_sandbox_id = match self.containers.ready_sandbox(&pod.uid).await {
-            Ok(Some(id)) => id,
-            Ok(None) => {
-                let text = format!("pod not found (\"{}_{}\")", target.pod, target.namespace);
-                return service_error(StatusCode::INTERNAL_SERVER_ERROR, text);
-            }
-            Err(e) => return runtime_error(&e),
-        };
-        let asked = v1::PortForwardRequest { pod_sandbox_id, port };
-        self.session(request, of, self.containers.port_forward(asked)).await
-    }
-
-    /// Hands the connection over to the runtime's streaming server.
-    async fn session(
-        &self,
-        request: Request<Incoming>,
-        of: &Connection,
-        url: impl Future<Output = Result<String, CriError>>,
-    ) -> Reply {
-        if !upgrade::is_upgrade(request.headers()) {
-            return error(StatusCode::INTERNAL_SERVER_ERROR, "Upgrade request required");
-        }
-        match url.await {
-            Ok(url) => {
-                of.patience.store(true, Ordering::Relaxed);
-                upgrade::proxy(request, &url, self.streaming_idle, &of.session).await
-            }
-            Err(e) => runtime_error(&e),
-        }
+        Outgoing::Pieces(Response::new(Box::pin(logs::stream(reader, follow))))
     }
 }
 
@@ -552,74 +500,4 @@ fn plain(uri: &Uri) -> Uri {
     }
     let text = uri.query().map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
     text.parse().unwrap_or_else(|_| uri.clone())
-}
-
-/// A failure of the runtime to begin a session, as its streaming library reports it.
-fn runtime_error(e: &CriError) -> Reply {
-    let status = match e.outcome {
-        Outcome::NotFound => StatusCode::NOT_FOUND,
-        Outcome::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    let mut reply = service_error(status, e.rpc_text());
-    if status == StatusCode::TOO_MANY_REQUESTS {
-        // A token of the runtime's lives a minute.
-        reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("60"));
-    }
-    reply
-}
-
-fn no_streams() -> Reply {
-    service_error(StatusCode::BAD_REQUEST, "you must specify at least 1 of stdin, stdout, stderr")
-}
-
-/// The ends of a session's streams that the client wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ends {
-    stdin: bool,
-    stdout: bool,
-    stderr: bool,
-    tty: bool,
-}
-
-impl Ends {
-    /// None: no stream at all.
-    fn of(parameters: &[(String, String)]) -> Option<Self> {
-        let on = |key: &str| first(parameters, key) == Some("1");
-        let tty = on("tty");
-        // A terminal has one output only.
-        let ends = Self { stdin: on("input"), stdout: on("output"), stderr: on("error") && !tty, tty };
-        (ends.stdin || ends.stdout || ends.stderr).then_some(ends)
-    }
-}
-
-/// The ports of a port-forward by WebSocket; by SPDY each stream names its own.
-fn ports(headers: &HeaderMap, parameters: &[(String, String)]) -> Result<Vec<i32>, String> {
-    let has = |name: &str, wanted: &str| {
-        headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).any(|v| v.to_ascii_lowercase().contains(wanted))
-    };
-    let websocket = has("connection", "upgrade") && has("upgrade", "websocket");
-    if !websocket || has("sec-websocket-protocol", "spdy/3.1+portforward.k8s.io") {
-        return Ok(Vec::new());
-    }
-    let values: Vec<&str> = parameters.iter().filter(|(k, _)| k == "port").map(|(_, v)| v.as_str()).collect();
-    if values.is_empty() {
-        return Err("query parameter \"port\" is required".to_owned());
-    }
-    let mut ports = Vec::new();
-    for text in values.iter().flat_map(|v| v.split(',')) {
-        if text.is_empty() {
-            return Err("query parameter \"port\" cannot be empty".to_owned());
-        }
-        let plain = text.bytes().all(|b| b.is_ascii_digit());
-        match text.parse::<u16>() {
-            Ok(0) => return Err("port \"0\" must be > 0".to_owned()),
-            Ok(port) if plain => ports.push(i32::from(port)),
-            _ => {
-                let why = if plain { "value out of range" } else { "invalid syntax" };
-                return Err(format!("unable to parse {text:?} as a port: strconv.ParseUint: parsing {text:?}: {why}"));
-            }
-        }
-    }
-    Ok(ports)
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use cri::port::{CriResult, ExecOutput, RuntimeMutator, RuntimeReader, RuntimeStreaming};
@@ -47,6 +48,8 @@ pub trait ContainerPort: Send + Sync {
     async fn log(&self, id: &str) -> CriResult<ContainerLog>;
     /// Runs a command in a container until it ends.
     async fn run(&self, id: &str, command: Vec<String>) -> CriResult<ExecOutput>;
+    /// Writes the state of a running container into an archive; `timeout` zero: the runtime's own.
+    async fn checkpoint(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()>;
     /// The URL at which the runtime waits for the client of an exec.
     async fn exec(&self, request: v1::ExecRequest) -> CriResult<String>;
     /// The URL at which the runtime waits for the client of an attach.
@@ -55,7 +58,8 @@ pub trait ContainerPort: Send + Sync {
     async fn port_forward(&self, request: v1::PortForwardRequest) -> CriResult<String>;
 }
 
-/// The runtime behind [`ContainerPort`]. Of the right to change the runtime it has the one to run a command on a user's behalf.
+/// The runtime behind [`ContainerPort`]. Of the right to change the runtime it has the ones to run a command and to
+/// write a checkpoint on a user's behalf.
 pub struct CriContainers {
     reader: Arc<dyn RuntimeReader>,
     streaming: Arc<dyn RuntimeStreaming>,
@@ -133,6 +137,10 @@ impl ContainerPort for CriContainers {
 
     async fn run(&self, id: &str, command: Vec<String>) -> CriResult<ExecOutput> {
         self.mutator.exec_sync(id, command, None).await
+    }
+
+    async fn checkpoint(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        self.mutator.checkpoint_container(id, location, timeout).await
     }
 
     async fn exec(&self, request: v1::ExecRequest) -> CriResult<String> {

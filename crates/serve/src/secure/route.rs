@@ -24,6 +24,20 @@ pub(crate) enum Known {
     RunningPods,
     /// `/configz`
     Configz,
+    /// `/flagz`
+    Flagz,
+    /// `/statusz`
+    Statusz,
+    /// `/logs/PATH`; decoded.
+    SystemLogs(String),
+    /// `/debug/pprof/NAME`
+    Profile(String),
+    /// `/debug/flags/v`
+    Verbosity,
+    /// `/debug/pods`
+    PodsPage,
+    /// `/checkpoint/NAMESPACE/POD/CONTAINER`
+    Checkpoint(Target),
     /// `/containerLogs/NAMESPACE/POD/CONTAINER`
     Logs(Target),
     /// `/run/…`
@@ -38,8 +52,29 @@ pub(crate) enum Known {
     NoPage,
     /// Another method is needed; these are allowed.
     Method(&'static str),
-    /// `enableDebuggingHandlers` is off.
-    Disabled,
+    /// What leads here is off; in the words to answer.
+    Disabled(&'static str),
+}
+
+/// Which handlers are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handlers {
+    /// `enableDebuggingHandlers`; without it, none of the others is.
+    pub debugging: bool,
+    /// `enableSystemLogHandler`
+    pub system_logs: bool,
+    /// `enableSystemLogQuery` and gate NodeLogQuery
+    pub log_query: bool,
+    /// `enableProfilingHandler`
+    pub profiling: bool,
+    /// `enableDebugFlagsHandler`
+    pub debug_flags: bool,
+    /// Gate ContainerCheckpoint
+    pub checkpoint: bool,
+    /// Gate ComponentFlagz
+    pub flagz: bool,
+    /// Gate ComponentStatusz
+    pub statusz: bool,
 }
 
 /// Which container. A UID in the path is taken and not looked at, as in Go: names are unique on a node.
@@ -50,13 +85,20 @@ pub(crate) struct Target {
     pub(crate) container: String,
 }
 
+impl Target {
+    fn new(namespace: &str, pod: &str, container: &str) -> Self {
+        Self { namespace: namespace.to_owned(), pod: pod.to_owned(), container: container.to_owned() }
+    }
+}
+
+const DEBUGGING_OFF: &str = "Debug endpoints are disabled.";
 /// Roots of the debugging handlers that are one path, not a tree, when asked for without the slash.
 const TREES: [&str; 3] = ["/runningpods/", "/logs/", "/debug/pprof/"];
 /// Roots of the debugging handlers that lead into containers.
 const SERVICES: [&str; 5] = ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/"];
 
-/// What a request is for. `path` is as it was sent; `debugging`: `enableDebuggingHandlers`.
-pub(crate) fn route(method: &Method, path: &str, query: Option<&str>, debugging: bool) -> Route {
+/// What a request is for. `path` is as it was sent.
+pub(crate) fn route(method: &Method, path: &str, query: Option<&str>, on: &Handlers) -> Route {
     let redirect = |to: &str| {
         Route::Redirect(match query {
             Some(query) => format!("{to}?{query}"),
@@ -68,23 +110,59 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>, debugging:
         return redirect(&clean);
     }
     let path = decode(path);
+    let debugging = on.debugging;
     let is_root = |tree: &str| tree.strip_suffix('/') == Some(path.as_str());
-    if path == "/stats" || TREES.iter().any(|t| is_root(t)) || (!debugging && SERVICES.iter().any(|t| is_root(t))) {
+    let checkpoints = debugging && on.checkpoint;
+    if path == "/stats"
+        || TREES.iter().any(|t| is_root(t))
+        || (!debugging && SERVICES.iter().any(|t| is_root(t)))
+        || (checkpoints && path == "/checkpoint")
+    {
         return redirect(&format!("{path}/"));
     }
-    let get = |known: Known| if *method == Method::GET { known } else { Known::Method("GET") };
+    let only = |wanted: Method, known: Known| match *method == wanted {
+        true => known,
+        false => Known::Method(if wanted == Method::GET { "GET" } else { "POST" }),
+    };
+    let get = |known: Known| only(Method::GET, known);
     Route::Known(match path.as_str() {
         "/healthz" | "/healthz/ping" | "/healthz/log" | "/healthz/syncloop" | "/metrics" | "/metrics/slis"
         | "/pods" | "/pods/" => Known::Page,
         "/configz" if debugging => Known::Configz,
+        "/flagz" if debugging && on.flagz => Known::Flagz,
+        "/statusz" if debugging && on.statusz => Known::Statusz,
+        "/debug/flags/v" if debugging && !on.debug_flags => Known::Disabled("flags endpoint is disabled."),
+        "/debug/flags/v" if debugging => Known::Verbosity,
+        "/debug/pods" if debugging => get(Known::PodsPage),
         "/runningpods/" if debugging => get(Known::RunningPods),
         _ if path.starts_with("/pods/") || path.starts_with("/stats/") => Known::NoPage,
         _ => {
             let root = |tree: &&&str| path.starts_with(**tree) || tree.strip_suffix('/') == Some(path.as_str());
             if let Some(service) = SERVICES.iter().find(root) {
-                if debugging { in_container(method, service, &path) } else { Known::Disabled }
-            } else if TREES.iter().any(|t| path.starts_with(t)) {
-                if debugging { Known::NoPage } else { Known::Disabled }
+                if debugging { in_container(method, service, &path) } else { Known::Disabled(DEBUGGING_OFF) }
+            } else if TREES.iter().any(|t| path.starts_with(t)) && !debugging {
+                Known::Disabled(DEBUGGING_OFF)
+            } else if let Some(file) = path.strip_prefix("/logs/") {
+                if on.system_logs {
+                    get(Known::SystemLogs(file.to_owned()))
+                } else {
+                    Known::Disabled("logs endpoint is disabled.")
+                }
+            } else if let Some(name) = path.strip_prefix("/debug/pprof/") {
+                match name {
+                    _ if !on.profiling => Known::Disabled("profiling endpoint is disabled."),
+                    "" => Known::NoPage,
+                    name => get(Known::Profile(name.to_owned())),
+                }
+            } else if let Some(rest) = path.strip_prefix("/checkpoint/").filter(|_| checkpoints) {
+                match rest.strip_suffix('/').unwrap_or(rest).split('/').collect::<Vec<_>>()[..] {
+                    [namespace, pod, container] if ![namespace, pod, container].contains(&"") => {
+                        only(Method::POST, Known::Checkpoint(Target::new(namespace, pod, container)))
+                    }
+                    _ => Known::NoPage,
+                }
+            } else if path.starts_with("/runningpods/") {
+                Known::NoPage
             } else {
                 return Route::Unknown;
             }
@@ -98,11 +176,7 @@ fn in_container(method: &Method, service: &str, path: &str) -> Known {
     if parts.iter().any(|p| p.is_empty()) {
         return Known::NoPage;
     }
-    let target = |container: &str| Target {
-        namespace: parts[0].to_owned(),
-        pod: parts[1].to_owned(),
-        container: container.to_owned(),
-    };
+    let target = |container: &str| Target::new(parts[0], parts[1], container);
     let streams = |known: Known| match *method {
         Method::GET | Method::POST => known,
         _ => Known::Method("GET, POST"),

@@ -4,6 +4,8 @@
 //!   client ══TLS══▶ this server ──TCP──▶ runtime's streaming server      SPDY/3.1 or WebSocket, neither looked at
 //! ```
 //!
+//! (WebSockets that runtimes do not speak are translated: [`websocket`](super::websocket).)
+//!
 //! A session runs on its connection's task. Each direction has one buffer, and is read only when what was read before is written: a slow side
 //! slows the other. The end of one direction is passed on, the other goes on. A session without a byte for `streamingConnectionIdleTimeout` ends.
 
@@ -15,10 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
-use http::{HeaderMap, Request, Response, StatusCode, Uri, Version};
+use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version, response};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -43,7 +46,7 @@ pub(crate) struct SessionSlot(Arc<Mutex<Option<Session>>>);
 pub(crate) type Session = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl SessionSlot {
-    fn put(&self, session: Session) {
+    pub(crate) fn put(&self, session: Session) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
     }
 
@@ -77,24 +80,10 @@ pub(crate) async fn proxy(
     slot: &SessionSlot,
 ) -> Response<ReplyBody> {
     let client = hyper::upgrade::on(&mut request);
-    let answer = match tokio::time::timeout(ANSWER, ask(&request, url)).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(e)) => return failed(&e),
-        Err(_) => return failed(&format!("error dialing backend: no answer in {} s", ANSWER.as_secs())),
+    let (mut head, runtime) = match open(request.method().clone(), request.headers().clone(), url).await {
+        Ok(opened) => opened,
+        Err(refusal) => return *refusal,
     };
-    let (mut head, body) = answer.into_parts();
-    head.version = Version::HTTP_11;
-    if head.status != StatusCode::SWITCHING_PROTOCOLS {
-        let body = match tokio::time::timeout(ANSWER, Limited::new(body, REFUSAL_BYTES).collect()).await {
-            Ok(Ok(body)) => body.to_bytes(),
-            _ => Bytes::new(),
-        };
-        for name in [http::header::CONTENT_LENGTH, http::header::TRANSFER_ENCODING, CONNECTION] {
-            head.headers.remove(name);
-        }
-        return Response::from_parts(head, ReplyBody::new(body));
-    }
-    let runtime = hyper::upgrade::on(Response::<Incoming>::from_parts(head.clone(), body));
     slot.put(Box::pin(async move {
         match tokio::try_join!(client, runtime) {
             Ok((client, runtime)) => relay(TokioIo::new(client), TokioIo::new(runtime), idle).await,
@@ -105,13 +94,53 @@ pub(crate) async fn proxy(
     Response::from_parts(head, ReplyBody::new(Bytes::new()))
 }
 
+/// A SPDY connection to the runtime's streaming server at `url`, for streams of this protocol.
+///
+/// # Errors
+/// The answer to give instead.
+pub(crate) async fn open_spdy(url: &str, protocol: &'static str) -> Result<OnUpgrade, Box<Response<ReplyBody>>> {
+    let headers = HeaderMap::from_iter([
+        (CONNECTION, HeaderValue::from_static("Upgrade")),
+        (UPGRADE, HeaderValue::from_static("SPDY/3.1")),
+        (HeaderName::from_static("x-stream-protocol-version"), HeaderValue::from_static(protocol)),
+    ]);
+    open(Method::POST, headers, url).await.map(|(_, runtime)| runtime)
+}
+
+/// Has the runtime's streaming server switch to another protocol.
+async fn open(
+    method: Method,
+    headers: HeaderMap,
+    url: &str,
+) -> Result<(response::Parts, OnUpgrade), Box<Response<ReplyBody>>> {
+    let answer = match tokio::time::timeout(ANSWER, ask(method, headers, url)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(e)) => return Err(Box::new(failed(&e))),
+        Err(_) => return Err(Box::new(failed(&format!("error dialing backend: no answer in {} s", ANSWER.as_secs())))),
+    };
+    let (mut head, body) = answer.into_parts();
+    head.version = Version::HTTP_11;
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        let runtime = hyper::upgrade::on(Response::<Incoming>::from_parts(head.clone(), body));
+        return Ok((head, runtime));
+    }
+    let body = match tokio::time::timeout(ANSWER, Limited::new(body, REFUSAL_BYTES).collect()).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        _ => Bytes::new(),
+    };
+    for name in [http::header::CONTENT_LENGTH, http::header::TRANSFER_ENCODING, CONNECTION] {
+        head.headers.remove(name);
+    }
+    Err(Box::new(Response::from_parts(head, ReplyBody::new(body))))
+}
+
 fn failed(message: &str) -> Response<ReplyBody> {
     tracing::error!(err = message, "Error while proxying request");
     error(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
 /// Sends the request's head to the runtime.
-async fn ask(request: &Request<Incoming>, url: &str) -> Result<Response<Incoming>, String> {
+async fn ask(method: Method, mut headers: HeaderMap, url: &str) -> Result<Response<Incoming>, String> {
     let url: Uri = url.parse().map_err(|e| format!("the runtime's URL {url:?} cannot be read: {e}"))?;
     let (Some("http"), Some(authority)) = (url.scheme_str(), url.authority()) else {
         return Err(format!("the runtime's streaming server is not spoken to by plain HTTP: {url}"));
@@ -127,14 +156,16 @@ async fn ask(request: &Request<Incoming>, url: &str) -> Result<Response<Incoming
         .map_err(|e| format!("error dialing backend: {e}"))?;
     // Ends when the connection is handed over, or the answer taken.
     tokio::spawn(connection.with_upgrades());
-    let mut passed = Request::new(Empty::<Bytes>::new());
-    *passed.method_mut() = request.method().clone();
-    *passed.uri_mut() = url.path_and_query().map_or_else(Uri::default, |p| Uri::from(p.clone()));
-    *passed.headers_mut() = request.headers().clone();
-    passed.headers_mut().remove(http::header::AUTHORIZATION);
+    // Who the caller is, is none of the runtime's business.
+    headers.remove(http::header::AUTHORIZATION);
+    super::websocket::without_token(&mut headers);
     if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
-        passed.headers_mut().insert(HOST, host);
+        headers.insert(HOST, host);
     }
+    let mut passed = Request::new(Empty::<Bytes>::new());
+    *passed.method_mut() = method;
+    *passed.uri_mut() = url.path_and_query().map_or_else(Uri::default, |p| Uri::from(p.clone()));
+    *passed.headers_mut() = headers;
     sender.send_request(passed).await.map_err(|e| format!("error dialing backend: {e}"))
 }
 
@@ -144,7 +175,7 @@ pub(crate) async fn relay(
     runtime: impl AsyncRead + AsyncWrite + Send,
     idle: Duration,
 ) {
-    let activity = Activity { began: Instant::now(), last: AtomicU64::new(0) };
+    let activity = Activity::default();
     let (from_client, to_client) = tokio::io::split(client);
     let (from_runtime, to_runtime) = tokio::io::split(runtime);
     let up = pump(from_client, to_runtime, &activity);
@@ -164,19 +195,25 @@ pub(crate) async fn relay(
 }
 
 /// When a byte last moved.
-struct Activity {
+pub(crate) struct Activity {
     began: Instant,
     /// Milliseconds after `began`.
     last: AtomicU64,
 }
 
+impl Default for Activity {
+    fn default() -> Self {
+        Self { began: Instant::now(), last: AtomicU64::new(0) }
+    }
+}
+
 impl Activity {
-    fn note(&self) {
+    pub(crate) fn note(&self) {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::Relaxed);
     }
 
-    async fn ceased(&self, idle: Duration) {
+    pub(crate) async fn ceased(&self, idle: Duration) {
         if idle.is_zero() {
             return std::future::pending().await;
         }

@@ -87,6 +87,10 @@ impl NodeView for FakeNode {
         }
     }
 
+    fn flags(&self) -> Vec<(String, String)> {
+        vec![("address".into(), "0.0.0.0".into()), ("v".into(), "0".into())]
+    }
+
     fn configz(&self) -> serde_json::Value {
         serde_json::json!({"kubeletconfig": {"staticPodPath": "/etc/kubernetes/manifests"}})
     }

@@ -5,6 +5,7 @@ mod follow;
 mod handshake;
 mod recorded;
 mod sessions;
+mod websockets;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -16,7 +17,8 @@ use async_trait::async_trait;
 use cluster::calls::AuthApi;
 use cluster::tls::AnyServer;
 use cluster::{ClusterError, ClusterResult, ErrorKind};
-use cri::port::{CriResult, ExecOutput};
+use cri::port::{CriError, CriResult, ExecOutput, Outcome};
+use cri_api::v1;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenReview, TokenReviewStatus, UserInfo};
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
@@ -121,6 +123,13 @@ impl ContainerPort for FakeContainers {
             _ => output("", 1),
         })
     }
+    async fn checkpoint(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        self.asked.lock().unwrap().push(format!("checkpoint {id} {location} {timeout:?}"));
+        match self.url.lock().unwrap().is_empty() {
+            true => Ok(()),
+            false => Err(not_found_error("CheckpointContainer")),
+        }
+    }
     async fn exec(&self, request: v1::ExecRequest) -> CriResult<String> {
         self.answer(format!("{request:?}"))
     }
@@ -211,6 +220,18 @@ pub(super) struct Running {
     pub(super) task: tokio::task::JoinHandle<crate::Draining>,
 }
 
+/// Everything is served.
+pub(super) const ALL: Handlers = Handlers {
+    debugging: true,
+    system_logs: true,
+    log_query: true,
+    profiling: true,
+    debug_flags: true,
+    checkpoint: true,
+    flagz: true,
+    statusz: true,
+};
+
 /// What tests may change of a server before it starts.
 pub(super) fn parts(directory: &Path, containers: &Arc<FakeContainers>, pods: FakePods) -> SecureParts {
     let view = Arc::new(FakeNode::default());
@@ -226,7 +247,8 @@ pub(super) fn parts(directory: &Path, containers: &Arc<FakeContainers>, pods: Fa
         authorization: Authorization::AlwaysAllow,
         node_name: "node-a".into(),
         fine_grained: true,
-        debugging: true,
+        handlers: ALL,
+        translate: true,
         split_streams: false,
         streaming_idle: Duration::from_secs(3600),
         view: view.clone(),
@@ -234,6 +256,9 @@ pub(super) fn parts(directory: &Path, containers: &Arc<FakeContainers>, pods: Fa
         containers: containers.clone(),
         health: Health::new(view, metrics.clone(), None),
         metrics,
+        system_logs: LogTree::new(directory.join("var-log"), vec![directory.join("pod-logs")]),
+        checkpoints: directory.join("checkpoints"),
+        version: "1.36.1",
     }
 }
 
@@ -258,6 +283,11 @@ impl Running {
 
     /// One request on a connection of its own.
     pub(super) async fn ask_as(&self, who: Option<&Pair>, request: &str, headers: &[(&str, &str)]) -> Reply1 {
+        self.send(who, request, headers, "").await
+    }
+
+    /// The same with a body.
+    pub(super) async fn send(&self, who: Option<&Pair>, request: &str, headers: &[(&str, &str)], body: &str) -> Reply1 {
         let mut stream = self.connect(client(who)).await.unwrap();
         let extra: String = headers.iter().map(|(k, v)| format!("{k}: {v}\r\n")).collect();
         let close = if headers.iter().any(|(k, _)| k.eq_ignore_ascii_case("connection")) {
@@ -265,7 +295,8 @@ impl Running {
         } else {
             "connection: close\r\n"
         };
-        let head = format!("{request} HTTP/1.1\r\nhost: x\r\n{close}{extra}\r\n");
+        let length = if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
+        let head = format!("{request} HTTP/1.1\r\nhost: x\r\n{close}{length}{extra}\r\n{body}");
         stream.write_all(head.as_bytes()).await.unwrap();
         Reply1::read(&mut stream).await
     }
