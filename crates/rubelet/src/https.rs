@@ -128,6 +128,7 @@ pub(crate) fn server(
         metrics: needs.metrics,
         health: needs.health,
         system_logs: LogTree::new(PathBuf::from(SYSTEM_LOGS), vec![PathBuf::from(&config.pod_logs_dir)]),
+        pod_logs: PathBuf::from(&config.pod_logs_dir),
         checkpoints: flags.root_dir().join("checkpoints"),
         version: version::KUBERNETES.trim_start_matches('v'),
     };

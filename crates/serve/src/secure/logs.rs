@@ -26,16 +26,21 @@ const SWITCH: Duration = Duration::from_millis(500);
 /// How often a log is looked at when it cannot be watched.
 const UNWATCHED: Duration = Duration::from_secs(1);
 
-/// Opens a log; symlinks are resolved, as in Go.
+/// Opens a log; symlinks are resolved, as in Go, but only those that stay below `root` (`podLogsDir`): a pod that can write there must not
+/// have its log stand for any file of the host.
 ///
 /// # Errors
 /// Go's words.
-pub(crate) async fn open(path: &Path, options: ReadOptions) -> Result<LogReader, String> {
-    let path = path.to_owned();
+pub(crate) async fn open(path: &Path, root: &Path, options: ReadOptions) -> Result<LogReader, String> {
+    let (path, root) = (path.to_owned(), root.to_owned());
     let open = move || {
         let real = std::fs::canonicalize(&path).map_err(|e| {
             format!("failed to try resolving symlinks in path {path:?}: lstat {}: {}", path.display(), go_text(&e))
         })?;
+        // A runtime's own directory, as another podLogsDir before, is fine as long as there is no link in it.
+        if real != path && !std::fs::canonicalize(&root).is_ok_and(|root| real.starts_with(root)) {
+            return Err(format!("failed to open log file {path:?}: a link leads out of {}", root.display()));
+        }
         LogReader::open(&real, options)
             .map_err(|e| format!("failed to open log file {real:?}: open {}: {}", real.display(), go_text(&e)))
             .map(|reader| (reader, real))

@@ -145,6 +145,8 @@ pub struct SecureParts {
     pub health: Health,
     /// What `/logs/` shows.
     pub system_logs: LogTree,
+    /// `podLogsDir`; links in the path of a container's log must not lead out of it.
+    pub pod_logs: PathBuf,
     /// Where checkpoints of containers go.
     pub checkpoints: PathBuf,
     /// Kubernetes' version, as `1.36.1`.
@@ -162,6 +164,7 @@ pub(crate) struct Secure {
     streaming_idle: Duration,
     health: Health,
     system_logs: Arc<LogTree>,
+    pod_logs: PathBuf,
     checkpoints: PathBuf,
     version: &'static str,
     started: Timestamp,
@@ -237,6 +240,7 @@ impl Secure {
             handlers: parts.handlers,
             translate: parts.translate,
             system_logs: Arc::new(parts.system_logs),
+            pod_logs: parts.pod_logs,
             checkpoints: parts.checkpoints,
             version: parts.version,
             started: Timestamp::now(),
@@ -477,7 +481,7 @@ impl Secure {
                 return text(format!("unable to retrieve container logs for {full_id}"));
             }
         };
-        let reader = match logs::open(&log.path, query.read).await {
+        let reader = match logs::open(&log.path, &self.pod_logs, query.read).await {
             Ok(reader) => reader,
             Err(why) => return text(why),
         };

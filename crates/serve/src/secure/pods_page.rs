@@ -39,7 +39,7 @@ const STYLE: &str = "\
 body{font:13px/1.35 system-ui,sans-serif;margin:12px;background:var(--bg);color:var(--fg)}\
 h1{font-size:16px;margin:0 0 4px}p{margin:4px 0;color:var(--dim)}\
 table{border-collapse:collapse;width:100%}\
-th{position:sticky;top:0;background:var(--head);text-align:left;padding:3px 8px;border-bottom:1px solid var(--line);font-weight:600;z-index:1}\
+th{white-space:nowrap;position:sticky;top:0;background:var(--head);text-align:left;padding:3px 8px;border-bottom:1px solid var(--line);font-weight:600;z-index:1}\
 td{padding:2px 8px;border-bottom:1px solid var(--line);vertical-align:middle;white-space:nowrap}\
 td.t{white-space:normal;overflow-wrap:anywhere;min-width:180px}td.n{text-align:right}small{color:var(--dim)}\
 .bad{color:var(--bad)}.good{color:var(--ready)}svg{display:block}\

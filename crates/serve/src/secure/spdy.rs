@@ -48,6 +48,8 @@ impl Writer {
         payload.extend(size.to_le_bytes());
         payload.extend((!size).to_le_bytes());
         payload.extend(&block[..usize::from(size)]);
+        // An empty block: at it, Go's library hands on what came before.
+        payload.extend([0, 0, 0, 0xff, 0xff]);
         control(SYN_STREAM, 0, &payload)
     }
 }
@@ -184,9 +186,10 @@ mod tests {
         let mut writer = Writer::default();
         let fields = b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0\x05error";
         let mut first = b"\x80\x03\0\x01\0\0\0\x2e\0\0\0\x01\0\0\0\0\0\0\x78\x01\0\x1b\0\xe4\xff".to_vec();
-        first[7] = u8::try_from(10 + 2 + 5 + fields.len()).unwrap();
+        first[7] = u8::try_from(10 + 2 + 5 + fields.len() + 5).unwrap();
         first[21..25].copy_from_slice(&[fields.len() as u8, 0, !(fields.len() as u8), 0xff]);
         first.extend(fields);
+        first.extend([0, 0, 0, 0xff, 0xff]);
         assert_eq!(writer.open(1, &[("streamtype", "error")]), first);
         let second = writer.open(3, &[("streamtype", "error")]);
         assert_eq!((second.len(), &second[18..23]), (first.len() - 2, &first[20..25]), "one zlib stream for all");

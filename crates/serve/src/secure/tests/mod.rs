@@ -257,6 +257,7 @@ pub(super) fn parts(directory: &Path, containers: &Arc<FakeContainers>, pods: Fa
         health: Health::new(view, metrics.clone(), None),
         metrics,
         system_logs: LogTree::new(directory.join("var-log"), vec![directory.join("pod-logs")]),
+        pod_logs: directory.join("pod-logs"),
         checkpoints: directory.join("checkpoints"),
         version: "1.36.1",
     }

@@ -210,6 +210,16 @@ async fn pages_that_the_record_leaves_out() {
     assert_eq!(json(&running.ask("GET /%70ods").await)["kind"], "PodList");
     let answer = running.ask("GET /containerLogs/default/web-node-a/app?timestamps=true&limitBytes=36").await;
     assert_eq!(answer.body, "2026-11-29T01:02:03.500000000Z out 0");
+    // A log that is a link to elsewhere, and one to a place among the logs.
+    let (log, pod_logs) = (running.directory.path().join("done-app"), running.directory.path().join("pod-logs"));
+    std::fs::create_dir(&pod_logs).unwrap();
+    std::fs::rename(&log, pod_logs.join("0.log")).unwrap();
+    std::os::unix::fs::symlink(pod_logs.join("0.log"), &log).unwrap();
+    assert_eq!(running.ask("GET /containerLogs/default/done-node-a/app").await.body, "finished\n");
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &log).unwrap();
+    let body = running.ask("GET /containerLogs/default/done-node-a/app").await.body;
+    assert_eq!(body, format!("failed to open log file {log:?}: a link leads out of {}", pod_logs.display()));
     // The log is gone, or the container.
     std::fs::remove_file(running.directory.path().join("done-app")).unwrap();
     let path = running.directory.path().join("done-app").display().to_string();
@@ -224,7 +234,7 @@ async fn pages_that_the_record_leaves_out() {
     );
     let page = running.metrics.encode().unwrap();
     for series in [
-        r#"kubelet_http_requests_total{long_running="false",method="GET",path="containerLogs",server_type="readwrite"} 3"#,
+        r#"kubelet_http_requests_total{long_running="false",method="GET",path="containerLogs",server_type="readwrite"} 5"#,
         r#"kubelet_http_inflight_requests{long_running="false",method="GET",path="containerLogs",server_type="readwrite"} 0"#,
     ] {
         assert!(page.contains(series), "{series}");
