@@ -37,6 +37,7 @@ pub(crate) struct Parts {
     pub(crate) runtime: Arc<dyn RuntimeReader>,
     pub(crate) health: watch::Receiver<Health>,
     pub(crate) images_changed: watch::Receiver<u64>,
+    pub(crate) declared_features: Vec<String>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
 }
@@ -46,7 +47,6 @@ pub(crate) fn start(
     cluster: &Cluster,
     flags: &Flags,
     config: &KubeletConfiguration,
-    gates: &Gates,
     name: &str,
     resources: &Resources,
     parts: Parts,
@@ -60,7 +60,7 @@ pub(crate) fn start(
         max_images: config.node_status_max_images,
         lease_duration: Duration::from_secs(u64::try_from(config.node_lease_duration_seconds).unwrap_or(40)),
         local_storage: config.local_storage_capacity_isolation,
-        declared_features: declared_features(gates),
+        declared_features: parts.declared_features,
     };
     let client = cluster.client.clone();
     // A heartbeat must not stand behind other requests in the queue.
@@ -99,7 +99,7 @@ pub(crate) fn start(
 }
 
 /// The features that others ask nodes for, of those that are there (KEP-5328).
-fn declared_features(gates: &Gates) -> Vec<String> {
+pub(crate) fn declared_features(gates: &Gates) -> Vec<String> {
     let features = [(Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet")];
     let declared = features.into_iter().filter(|(gate, _)| gates.enabled(*gate)).map(|(_, name)| name.to_owned());
     if gates.enabled(Gate::NodeDeclaredFeatures) { declared.collect() } else { Vec::new() }

@@ -233,10 +233,11 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             runtime: deps.reader.clone(),
             health: pleg.health.clone(),
             images_changed: deps.images.pulled(),
+            declared_features: node_object::declared_features(&gates),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
-        let handles = node_object::start(cluster, &flags, &config, &gates, &node_name, &facts, parts, &tasks);
+        let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
         let pod_api = Arc::new(cluster.client.clone());
         let writer = StatusWriter::new(
             pod_api,
