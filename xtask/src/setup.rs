@@ -132,6 +132,16 @@ pub(crate) fn rubelet(shell: &Shell, release: bool) -> Result<PathBuf> {
     Ok(file)
 }
 
+/// Builds the CSI driver that tests start, beside rubelet.
+///
+/// # Errors
+/// With the compiler's last words.
+pub(crate) fn csi_driver(shell: &Shell) -> Result<()> {
+    let mut command = cargo();
+    command.args(["build", "--package", "csi-driver"]);
+    shell.need("building the CSI driver for tests", &mut command, Duration::from_secs(3600))
+}
+
 /// cargo, in the repository's root.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

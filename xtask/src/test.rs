@@ -203,6 +203,7 @@ fn end_to_end(shell: &Shell, options: &Options, newest: bool, first: bool, name:
         }
     }
     let rubelet = setup::rubelet(shell, false)?;
+    setup::csi_driver(shell)?;
     let images = setup::images(shell)?;
     let mut stage = Stage::create("e2e")?;
     stage.start_containerd(&runtime, &images, true)?;

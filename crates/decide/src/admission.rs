@@ -19,6 +19,7 @@ use crate::resources::{QosClass, ResourceList, has_pod_level_resources, is_criti
 use crate::text::go_list;
 
 pub use fit::{Amounts, HostPort};
+pub use node::matches_selector;
 pub use sysctl::{SysctlAllowlist, SysctlPatternError, sysctl_name};
 
 /// Why a pod may not run here.

@@ -6,6 +6,7 @@ pub mod admission;
 pub mod backoff;
 pub mod config;
 pub mod credentials;
+pub mod csi;
 pub mod gc;
 pub mod node;
 pub mod observe;
@@ -18,6 +19,7 @@ pub mod status;
 pub mod terminate;
 pub mod text;
 pub mod userns;
+pub mod volumes;
 
 #[cfg(test)]
 mod testing;

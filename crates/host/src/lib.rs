@@ -9,6 +9,7 @@ pub mod fsx;
 pub mod logs;
 pub mod memory;
 pub mod mount;
+pub mod mount_tool;
 pub mod proc;
 pub mod safe_path;
 pub mod subpath;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::calls::NodeApi;
+use decide::node::csi;
 use decide::node::{Composed, NodeEvent, NodeRuntime, Pressures, StatusFacts, compose, is_ready, missing_capacity};
 use decide::pleg::ready_message;
 use jiff::Timestamp;
@@ -32,6 +33,8 @@ pub(crate) struct Keeper {
     pub(crate) config: NodeConfig,
     pub(crate) ports: NodePorts,
     pub(crate) object: NodeObject,
+    /// There is a CSINode; None: nobody waits for one.
+    csi_ready: Option<watch::Receiver<bool>>,
     pub(crate) found: Found,
     pub(crate) reports: Reports,
     /// The object was registered, or found, once.
@@ -52,6 +55,7 @@ pub(crate) fn start(
     config: NodeConfig,
     ports: NodePorts,
     object: NodeObject,
+    csi_ready: Option<watch::Receiver<bool>>,
     tasks: &Tasks,
 ) -> watch::Receiver<Arc<Vec<String>>> {
     let found = runtime::start(
@@ -68,6 +72,7 @@ pub(crate) fn start(
         config,
         ports,
         object,
+        csi_ready,
         found,
         reports,
         registered: false,
@@ -79,6 +84,18 @@ pub(crate) fn start(
     };
     tasks.spawn_until_stop(keeper.run());
     receiver
+}
+
+/// Waits for another value; for ever when there is none to come.
+async fn news<T>(of: Option<&mut watch::Receiver<T>>) {
+    match of {
+        Some(of) => {
+            if of.changed().await.is_err() {
+                std::future::pending().await
+            }
+        }
+        None => std::future::pending().await,
+    }
 }
 
 impl Keeper {
@@ -133,6 +150,9 @@ impl Keeper {
                 Ok(()) = self.ports.pressures.changed() => next = next.min(now),
                 Ok(()) = self.ports.machine.changed() => next = next.min(now),
                 Ok(()) = self.ports.volumes_in_use.changed() => next = next.min(now),
+                () = news(self.ports.drivers.as_mut()) => next = next.min(now),
+                // The node was told to be not ready for want of it.
+                () = news(self.csi_ready.as_mut()) => return,
             }
         }
     }
@@ -161,6 +181,9 @@ impl Keeper {
     /// Why the node is not ready; None: it is.
     fn not_ready(&self, now: Timestamp) -> Option<String> {
         let mut others = self.ports.not_ready.borrow().clone();
+        if self.csi_ready.as_ref().is_some_and(|ready| !*ready.borrow()) {
+            others.push(csi::UNINITIALIZED.to_owned());
+        }
         others.extend(missing_capacity(&self.ports.machine.borrow(), self.config.local_storage));
         ready_message(&self.ports.health.borrow().facts(), &others, now)
     }

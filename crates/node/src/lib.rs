@@ -11,6 +11,7 @@
 //! What is written is decided in [`decide::node`]; here it is read, timed and sent. Only this crate writes the Node. Idle, the node costs
 //! one PUT of the lease and one comparison every 10 s.
 
+mod csi_node;
 mod keeper;
 mod lease;
 mod object;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use cluster::calls::{LeaseApi, NodeApi};
 use cluster::reflect::{Collection, ReflectorStatus};
 use cri::port::RuntimeReader;
+use decide::node::csi::Drivers;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::Node;
 use pod::pleg::Health;
@@ -92,6 +94,8 @@ pub struct NodePorts {
     pub pressures: watch::Receiver<Pressures>,
     /// Reasons against readiness besides the runtime's: shutdown, storage.
     pub not_ready: watch::Receiver<Vec<String>>,
+    /// Drivers of volumes; None: the node has no CSINode, and nobody waits for one.
+    pub drivers: Option<watch::Receiver<Arc<Drivers>>>,
     /// Volumes in use, by unique name, sorted.
     pub volumes_in_use: watch::Receiver<Arc<Vec<String>>>,
     /// Where events go.
@@ -125,6 +129,10 @@ pub fn start(config: NodeConfig, ports: NodePorts, tasks: &Tasks) -> NodeHandles
     let object = object::start(&config.identity.name, ports.collection.clone(), &ports.random, tasks);
     let (node, watching) = (object.node(), object.watching());
     lease::start(&config, &ports, object.clone(), tasks);
-    let volumes_reported = keeper::start(config, ports, object, tasks);
+    let csi_ready = ports
+        .drivers
+        .clone()
+        .map(|drivers| csi_node::start(ports.nodes.clone(), object.node(), drivers, &ports.random, tasks));
+    let volumes_reported = keeper::start(config, ports, object, csi_ready, tasks);
     NodeHandles { node, watching, volumes_reported }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cluster::error::{ClusterResult, ErrorKind};
+use decide::node::csi::mark_node;
 use decide::node::{changed, metadata_of_status};
 use model::api::Node;
 use pod::ports::Random;
@@ -62,6 +63,9 @@ impl Keeper {
         let composed = self.compose(&old);
         let mut fresh = Node { status: Some(composed.status), ..Node::clone(&node) };
         metadata_of_status(&mut fresh, &self.config.identity);
+        if let Some(drivers) = &mut self.ports.drivers {
+            mark_node(&mut fresh, &drivers.borrow_and_update());
+        }
         let is_changed = fresh.metadata != node.metadata || fresh.status.as_ref().is_some_and(|s| changed(&old, s));
         if !is_changed && !self.reports.due() {
             self.seen(&node);

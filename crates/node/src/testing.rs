@@ -403,6 +403,7 @@ impl Rig {
     pub(crate) fn start(&self) -> NodeHandles {
         let (api, addresses) = (self.api.clone(), self.addresses.clone());
         let ports = NodePorts {
+            drivers: None,
             nodes: self.api.clone(),
             heartbeat: self.api.clone(),
             leases: self.api.clone(),

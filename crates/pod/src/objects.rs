@@ -45,6 +45,8 @@ pub struct Token {
     pub token: String,
     /// When another one should be asked for; it is good for some time after that.
     pub renew_at: Timestamp,
+    /// When it ends.
+    pub ends: Timestamp,
 }
 
 impl std::fmt::Debug for Token {

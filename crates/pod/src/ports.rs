@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use decide::config::claims::ClaimedVolume;
 use decide::config::objects::VolumeFiles;
+use decide::csi::CsiVolume;
 use jiff::{SignedDuration, Timestamp};
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
@@ -18,6 +19,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::registry::PodEntry;
 
 /// Wall time. Waiting always goes through `tokio::time`, so that a paused tokio clock moves both.
 #[derive(Clone, Debug)]
@@ -181,13 +184,15 @@ pub struct MountedVolume {
     pub read_only: bool,
     /// Group that containers need to use it.
     pub gid: Option<i64>,
+    /// It is a block device: `host_path` is a link to it.
+    pub device: bool,
 }
 
 /// The volumes of one pod by volume name.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
 /// What was decided about a pod's volumes before they are made.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct VolumePayloads {
     /// What volumes of files (configMap, secret, projected, downwardAPI) show to containers, by volume name.
     pub files: BTreeMap<String, VolumeFiles>,
@@ -206,6 +211,52 @@ pub struct VolumeResults {
     pub mounted: MountedVolumes,
     /// Messages of those that do not, by volume name: `MountVolume.SetUp failed for volume "v" : …`.
     pub failed: BTreeMap<String, String>,
+}
+
+/// How a volume of a plugin stands for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PluginVolume {
+    /// It stands ready at this path; of a block volume, this is a link to the device.
+    Ready(PathBuf),
+    /// It waits for something; the pod's worker is woken ([`PodEntry::objects_changed`]) when that comes.
+    Waits(String),
+    /// The last try failed, and another one will be made; the worker is woken then.
+    Failed {
+        /// Reason of the event.
+        reason: &'static str,
+        /// Its message.
+        message: String,
+        /// The pod was not told of this try yet.
+        fresh: bool,
+    },
+}
+
+/// Volumes of plugins. No call waits for a plugin longer than some seconds: what takes longer goes on behind it, and the worker is woken.
+#[async_trait]
+pub trait PluginVolumes: Send + Sync {
+    /// Asks for a volume. `again`: it stood ready before; the plugin is asked only for what changes.
+    async fn mount(&self, pod: &DesiredPod, entry: &Arc<PodEntry>, volume: &CsiVolume, again: bool) -> PluginVolume;
+    /// Takes back everything that the pod has of plugins. An error is "not done yet": to be asked again.
+    async fn unmount(&self, uid: &PodUid) -> HostResult<()>;
+}
+
+/// A node without plugins.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPlugins;
+
+#[async_trait]
+impl PluginVolumes for NoPlugins {
+    async fn mount(&self, _: &DesiredPod, _: &Arc<PodEntry>, volume: &CsiVolume, _: bool) -> PluginVolume {
+        let (name, driver) = (&volume.spec_name, &volume.driver);
+        let message = format!(
+            "MountVolume.SetUp failed for volume \"{name}\" : driver name {driver} not found in the list of registered CSI drivers"
+        );
+        PluginVolume::Failed { reason: "FailedMount", message, fresh: true }
+    }
+
+    async fn unmount(&self, _: &PodUid) -> HostResult<()> {
+        Ok(())
+    }
 }
 
 /// What one container needs on disk before it is created.

@@ -36,7 +36,7 @@ use crate::events::Events;
 use crate::images::Images;
 use crate::objects::PodObjects;
 use crate::pleg::Health;
-use crate::ports::{Clock, MountedVolumes, PodHost, Random, Tasks};
+use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, Tasks};
 use crate::prober::{Found, Prober};
 use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
@@ -151,6 +151,8 @@ pub struct PodDeps {
     pub mutator: Arc<dyn RuntimeMutator>,
     /// The host.
     pub host: Arc<dyn PodHost>,
+    /// Volumes of plugins.
+    pub plugins: Arc<dyn PluginVolumes>,
     /// Images.
     pub images: Images,
     /// What pods take from the API server.
@@ -459,6 +461,8 @@ impl Worker {
         let removed = if gone { self.remove_from_runtime().await } else { Ok(()) };
         self.deps.user_namespaces.release(&uid).await;
         self.step(StepKind::Cleanup, "", async {
+            // Before anything of the pod's directory is touched: what lies behind these is not the pod's.
+            deps.plugins.unmount(&uid).await.map_err(|e| e.chain())?;
             let volumes = if gone { host.remove_pod_dir(&uid).await } else { host.unmount_volumes(&uid).await };
             volumes.map_err(|e| e.chain())
         })

@@ -12,6 +12,7 @@ mod node;
 mod node_host;
 mod node_object;
 mod objects;
+mod plugin_volumes;
 mod pods;
 mod table;
 mod version;

@@ -8,6 +8,7 @@ use cluster::Client;
 use cluster::events::Recorder;
 use config::{Flags, Gate, Gates, KubeletConfiguration};
 use cri::RuntimeReader;
+use decide::node::csi::Drivers;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::ObjectReference;
 use node::{NodeConfig, NodeEvents, NodeHandles, NodePorts};
@@ -38,6 +39,8 @@ pub(crate) struct Parts {
     pub(crate) health: watch::Receiver<Health>,
     pub(crate) images_changed: watch::Receiver<u64>,
     pub(crate) declared_features: Vec<String>,
+    pub(crate) volumes_in_use: watch::Receiver<Arc<Vec<String>>>,
+    pub(crate) drivers: watch::Receiver<Arc<Drivers>>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
 }
@@ -90,7 +93,8 @@ pub(crate) fn start(
         addresses: addresses(flags, name),
         pressures: watch::channel(Pressures::default()).1,
         not_ready: watch::channel(Vec::new()).1,
-        volumes_in_use: watch::channel(Arc::default()).1,
+        drivers: Some(parts.drivers),
+        volumes_in_use: parts.volumes_in_use,
         events,
         clock: parts.clock,
         random: parts.random,

@@ -25,6 +25,8 @@ use decide::resources;
 use decide::restart::RestartGates;
 use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
 use model::pod::PodSource;
+use plugins::csi::Drivers;
+use plugins::volumes::{NodeView, Objects};
 use pod::desired::Dispatcher;
 use pod::events::Events;
 use pod::images::{Images, PullLimits, Records};
@@ -52,6 +54,7 @@ use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
 use crate::node_object::{self, Parts};
+use crate::plugin_volumes::{self, ClusterVolumes};
 use crate::version;
 use crate::view::{ApiView, View};
 
@@ -192,6 +195,13 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         Some(cluster) => cluster.objects(&config, gates.enabled(Gate::ClusterTrustBundleProjection), &tasks),
         None => Arc::new(Standalone),
     };
+    let drivers = Drivers::default();
+    let volume_objects: Arc<dyn Objects> = match &cluster {
+        Some(cluster) => Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks)),
+        None => Arc::new(plugin_volumes::Alone),
+    };
+    // Before the node tells anything: what stands is in use.
+    let volumes = plugin_volumes::find(flags.root_dir(), &node_name, &drivers, volume_objects, &tasks).await?;
     let mut images = Images::new(
         runtime.reader.clone(),
         runtime.mutator.clone(),
@@ -214,6 +224,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         reader: runtime.reader,
         mutator: runtime.mutator,
         host,
+        plugins: Arc::new(plugin_volumes::Port(volumes.clone())),
         admit: admit.clone(),
         clock: clock.clone(),
         random,
@@ -227,13 +238,15 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     });
     let (updates_tx, updates) = mpsc::channel(16);
     let mut sources = sources(&config, &gates, &node_name, &clock, updates_tx.clone(), &tasks)?;
-    let (mut api, mut node_object) = (None, None);
+    let (mut api, mut node_object, mut node_view) = (None, None, None);
     if let Some(cluster) = &cluster {
         let parts = Parts {
             runtime: deps.reader.clone(),
             health: pleg.health.clone(),
             images_changed: deps.images.pulled(),
             declared_features: node_object::declared_features(&gates),
+            volumes_in_use: volumes.in_use(),
+            drivers: drivers.registered(),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
@@ -250,11 +263,15 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         tasks.spawn_until_stop(writer.run());
         sources.push(PodSource::Api);
         node_object = Some(handles.node.clone());
+        node_view = Some(NodeView { node: handles.node.clone(), reported: handles.volumes_reported });
         let known = Cluster::follow_node(handles.node, admit.clone(), &tasks);
         let pods = cluster.follow_pods(&node_name, known, mirrors.clone(), clock.clone(), updates_tx, &tasks);
         api = Some(ApiView { client: cluster.client.clone(), node: handles.watching, pods });
     }
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
+    volumes.start(node_view, dispatcher.all_seen());
+    let registry_dir = flags.root_dir().join("plugins_registry");
+    tasks.spawn(plugins::registration::run(registry_dir, vec![Arc::new(drivers)], tasks.stop().clone()));
     let view: Arc<View> = Arc::new(View {
         node_name,
         registry,

@@ -282,6 +282,16 @@ impl Node {
         self.flags = flags;
     }
 
+    /// The program under test.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Changes the program for the next start.
+    pub fn set_program(&mut self, program: PathBuf) {
+        self.program = program;
+    }
+
     /// A port of the configuration: `port`, `readOnlyPort`, `healthzPort`.
     pub fn port(&self, key: &str) -> u16 {
         self.config[key].as_u64().and_then(|p| u16::try_from(p).ok()).unwrap_or_default()

@@ -582,6 +582,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         user_namespaces,
         reader: ports.clone(),
         mutator: ports.clone(),
+        plugins: Arc::new(pod::ports::NoPlugins),
         host,
         admit: admit.clone(),
         clock: clock.clone(),

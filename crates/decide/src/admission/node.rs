@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::api::{NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+use model::api::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
 use model::pod::DesiredPod;
 
 use super::NodeFacts;
@@ -18,23 +18,28 @@ pub(super) fn selected(pod: &DesiredPod, node: &NodeFacts) -> bool {
         .as_ref()
         .and_then(|a| a.node_affinity.as_ref())
         .and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches(term, node)))
+    required.is_none_or(|selector| matches_selector(selector, &node.labels, &node.name))
+}
+
+/// True when a node with these labels matches one of the selector's terms.
+pub fn matches_selector(selector: &NodeSelector, labels: &BTreeMap<String, String>, name: &str) -> bool {
+    selector.node_selector_terms.iter().any(|term| matches(term, labels, name))
 }
 
 /// All of a term's requirements; a term without any matches nothing.
-fn matches(term: &NodeSelectorTerm, node: &NodeFacts) -> bool {
+fn matches(term: &NodeSelectorTerm, node_labels: &BTreeMap<String, String>, name: &str) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     if labels.is_empty() && fields.is_empty() {
         return false;
     }
-    let names = BTreeMap::from([("metadata.name".to_owned(), node.name.clone())]);
+    let names = BTreeMap::from([("metadata.name".to_owned(), name.to_owned())]);
     let field = |r: &NodeSelectorRequirement| {
         // Fields know In and NotIn only, with exactly one value; anything else makes the term match nothing.
         let single = r.values.as_ref().is_some_and(|v| v.len() == 1);
         single && matches!(r.operator.as_str(), "In" | "NotIn") && holds(r, &names)
     };
-    labels.iter().all(|r| holds(r, &node.labels)) && fields.iter().all(field)
+    labels.iter().all(|r| holds(r, node_labels)) && fields.iter().all(field)
 }
 
 /// One requirement on a set of labels.

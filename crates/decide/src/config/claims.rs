@@ -1,7 +1,9 @@
 //! Claims: from a volume of the pod to the PersistentVolume behind it, and what that is on this node.
 
-use model::api::{PersistentVolume, PersistentVolumeClaim, Volume};
+use model::api::{NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, Volume};
 use model::pod::DesiredPod;
+
+use crate::csi::CsiVolume;
 
 /// Keeps a claim while pods use it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -20,7 +22,7 @@ pub struct ClaimRef {
 }
 
 /// What a PersistentVolume is on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Place {
     /// A path that is used as it is, after a check of its type.
     HostPath {
@@ -34,10 +36,38 @@ pub enum Place {
         /// The path.
         path: String,
     },
+    /// A directory of an NFS server, mounted for the pod.
+    Nfs(NfsShare),
+    /// A volume of a CSI driver.
+    Csi(Box<CsiVolume>),
+}
+
+/// A directory of an NFS server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsShare {
+    /// `SERVER:PATH`, as mount(8) takes it.
+    pub source: String,
+    /// Options of the mount, `ro` among them when it is read-only.
+    pub options: Vec<String>,
+}
+
+impl NfsShare {
+    /// `options`: those of a PersistentVolume; `read_only`: it is used read-only.
+    pub fn new(source: &NFSVolumeSource, options: &[String], read_only: bool) -> Self {
+        // An IPv6 address is told from the path by brackets.
+        let server = match source.server.parse::<std::net::Ipv6Addr>() {
+            Ok(_) => format!("[{}]", source.server),
+            Err(_) => source.server.clone(),
+        };
+        let ro = read_only || source.read_only == Some(true);
+        let mut all: Vec<String> = ro.then(|| "ro".to_owned()).into_iter().collect();
+        all.extend(options.iter().filter(|o| !(ro && *o == "ro")).cloned());
+        Self { source: format!("{server}:{}", source.path), options: all }
+    }
 }
 
 /// A claim followed to its volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClaimedVolume {
     /// Name of the PersistentVolume; messages name the volume by it.
     pub name: String,
@@ -120,15 +150,21 @@ pub fn claimed(
     if as_device && mode != "Block" {
         return Err(format!("volume {} has volumeMode {mode}, but is specified in volumeDevices", volume.name));
     }
-    if mode != "Filesystem" {
-        return Err("block volumes are not supported yet".into());
-    }
-    let place = if let Some(source) = spec.and_then(|s| s.host_path.as_ref()) {
+    let place = if let Some(volume) = CsiVolume::claimed(bound, claim, wanted.read_only) {
+        Place::Csi(Box::new(volume))
+    } else if mode != "Filesystem" {
+        return Err("block volumes are supported of CSI drivers only yet".into());
+    } else if let Some(source) = spec.and_then(|s| s.host_path.as_ref()) {
         Place::HostPath { path: source.path.clone(), kind: source.type_.clone().unwrap_or_default() }
     } else if let Some(source) = spec.and_then(|s| s.local.as_ref()) {
         Place::Local { path: source.path.clone() }
+    } else if let Some(source) = spec.and_then(|s| s.nfs.as_ref()) {
+        let options = spec.and_then(|s| s.mount_options.as_deref()).unwrap_or_default();
+        Place::Nfs(NfsShare::new(source, options, wanted.read_only))
     } else {
-        return Err("persistent volumes of this type are not supported yet; supported are hostPath and local".into());
+        return Err(
+            "persistent volumes of this type are not supported yet; supported are csi, hostPath, local and nfs".into(),
+        );
     };
     let gid = bound.metadata.annotations.as_ref().and_then(|a| a.get(GID)?.parse().ok());
     Ok(ClaimedVolume { name, place, read_only: wanted.read_only, gid })
@@ -187,6 +223,24 @@ mod tests {
     }
 
     #[test]
+    fn shares() {
+        let source = |server: &str, ro: bool| NFSVolumeSource {
+            server: server.into(),
+            path: "/export".into(),
+            read_only: Some(ro),
+        };
+        let hard = vec!["hard".to_owned(), "ro".to_owned()];
+        for (source, options, read_only, want) in [
+            (source("s", false), &[][..], false, ("s:/export", vec![])),
+            (source("fd00::1", true), &[], false, ("[fd00::1]:/export", vec!["ro"])),
+            (source("10.0.0.1", false), &hard[..], true, ("10.0.0.1:/export", vec!["ro", "hard"])),
+        ] {
+            let got = NfsShare::new(&source, options, read_only);
+            assert_eq!((got.source.as_str(), got.options.iter().map(String::as_str).collect::<Vec<_>>()), want);
+        }
+    }
+
+    #[test]
     fn what_is_behind_a_claim() {
         let pod = pod(r#"{"containers":[{"name":"a","volumeMounts":[{"name":"v","mountPath":"/v"}]}],
             "volumes":[{"name":"v","persistentVolumeClaim":{"claimName":"c"}}]}"#);
@@ -227,8 +281,8 @@ mod tests {
                 "volume v has volumeMode Block, but is specified in volumeMounts",
             ),
             (
-                r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"uid":"u1"},"nfs":{"path":"/","server":"s"}}}"#,
-                "persistent volumes of this type are not supported yet; supported are hostPath and local",
+                r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"uid":"u1"},"iscsi":{"iqn":"i","lun":0,"targetPortal":"s"}}}"#,
+                "persistent volumes of this type are not supported yet; supported are csi, hostPath, local and nfs",
             ),
         ] {
             assert_eq!(get(json), Err(want.into()), "{json}");

@@ -5,6 +5,7 @@
 
 mod address;
 mod condition;
+pub mod csi;
 mod event;
 mod image;
 mod object;

@@ -167,7 +167,7 @@ impl Worker {
         self.intent.has_changed().unwrap_or(true)
     }
 
-    fn is_prepared(&self, pod: &DesiredPod) -> bool {
+    pub(crate) fn is_prepared(&self, pod: &DesiredPod) -> bool {
         self.prepared.as_ref().is_some_and(|(form, _)| form.same_intent(pod))
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use cri_api::v1;
 use decide::config::{
-    self, ConfigError, ContainerFacts, DeviceFacts, ResolvedImage, VolumeFact, VolumeSource,
+    self, BlockDevice, ConfigError, ContainerFacts, DeviceFacts, ResolvedImage, VolumeFact, VolumeSource,
     env::{self, EnvSources, Source},
     hosts_file, image_name,
 };
@@ -220,6 +220,7 @@ impl Worker {
             image: Some(image),
             volumes: volumes
                 .iter()
+                .filter(|(_, v)| !v.device)
                 .map(|(name, v)| {
                     let source = VolumeSource::HostPath(v.host_path.display().to_string());
                     (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: false })
@@ -230,7 +231,14 @@ impl Worker {
                 }))
                 .collect(),
             pod_ips,
-            block_devices: BTreeMap::new(),
+            block_devices: volumes
+                .iter()
+                .filter(|(_, v)| v.device)
+                .map(|(name, v)| {
+                    let host_path = Some(v.host_path.display().to_string());
+                    (name.clone(), BlockDevice { host_path, read_only: v.read_only })
+                })
+                .collect(),
             sub_path_targets: BTreeMap::new(),
             env: EnvSources::default(),
             hosts_file: None,

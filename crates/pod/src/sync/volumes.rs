@@ -7,10 +7,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use decide::config::claims::{ClaimedVolume, Place};
 use decide::config::objects::{self as files, DEFAULT_MODE, VolumeFile, VolumeFiles};
 use decide::config::{claims, downward, volume_is_used};
+use decide::csi::CsiVolume;
 use decide::resources;
 use decide::text::{aggregate, go_list};
+use futures::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use model::api::{ProjectedVolumeSource, Volume, VolumeProjection};
 use model::pod::DesiredPod;
@@ -20,7 +23,7 @@ use tokio::time::Instant;
 
 use super::start::to_end;
 use crate::objects::{ObjectError, ObjectResult, TrustBundles};
-use crate::ports::{MountedVolumes, VolumePayloads};
+use crate::ports::{MountedVolume, MountedVolumes, PluginVolume, VolumePayloads, VolumeResults};
 use crate::worker::{Intent, Next, Worker};
 
 /// First wait after a failure.
@@ -44,6 +47,8 @@ pub(crate) struct VolumeWork {
     failures: u32,
     /// When the next try may be made.
     retry_at: Option<Instant>,
+    /// Among them are volumes of plugins, which may want to be gone through again.
+    plugins: bool,
 }
 
 /// What the volumes of a pod show, as far as it could be had.
@@ -54,6 +59,8 @@ struct Gathered {
     failed: BTreeMap<String, String>,
     /// Claims that cannot be followed, by volume: these are not even tried.
     unprocessed: BTreeMap<String, String>,
+    /// Volumes of plugins, with the group that a claim's volume asks for.
+    plugins: BTreeMap<String, (CsiVolume, Option<i64>)>,
     /// When the first token is due.
     due: Option<Timestamp>,
 }
@@ -88,7 +95,8 @@ impl Worker {
 
     /// Goes through volumes that stand when what they show may have changed.
     pub(crate) async fn refresh_volumes(&mut self, pod: &DesiredPod) {
-        if self.volumes_wait() || !pod.spec().volumes.iter().flatten().any(changes) {
+        let changing = self.volumes.plugins || pod.spec().volumes.iter().flatten().any(changes);
+        if self.volumes_wait() || !changing {
             return;
         }
         let due = self.volumes.wake_at.is_some_and(|at| at <= self.deps.clock.now());
@@ -164,24 +172,63 @@ impl Worker {
     }
 
     async fn mount(&mut self, pod: &DesiredPod, gathered: Gathered) -> Result<MountedVolumes, String> {
-        let Gathered { payloads, mut failed, unprocessed, due } = gathered;
-        let results = self.deps.host.mount_volumes(pod, payloads).await.map_err(|e| e.chain())?;
+        let Gathered { payloads, mut failed, unprocessed, plugins, due } = gathered;
+        let mut results = self.deps.host.mount_volumes(pod, payloads).await.map_err(|e| e.chain())?;
+        self.volumes.plugins = !plugins.is_empty();
+        let mut newer = self.intent.clone();
+        let waits = tokio::select! {
+            biased;
+            waits = self.mount_plugins(pod, plugins, &mut results) => waits,
+            // What a plugin has begun goes on, and is undone with the pod.
+            () = to_end(&mut newer) => vec!["the pod is to end".to_owned()],
+        };
         self.volumes.made = Some(Instant::now());
         self.volumes.wake_at = due;
         failed.extend(results.failed);
         for message in failed.values() {
             self.deps.events.pod_warning(pod, "FailedMount", message);
         }
-        if failed.is_empty() && unprocessed.is_empty() {
+        if failed.is_empty() && unprocessed.is_empty() && waits.is_empty() {
             return Ok(results.mounted);
         }
-        let mut messages: Vec<String> = failed.values().cloned().collect();
+        let mut messages: Vec<String> = failed.values().cloned().chain(waits).collect();
         if !unprocessed.is_empty() {
             let message = unmounted(pod, &results.mounted, &unprocessed);
             self.deps.events.pod_warning(pod, "FailedMount", &message);
             messages.push(message);
         }
         Err(messages.join("; "))
+    }
+
+    /// Asks the plugins; what is not ready yet, and has its events behind it.
+    async fn mount_plugins(
+        &self,
+        pod: &DesiredPod,
+        plugins: BTreeMap<String, (CsiVolume, Option<i64>)>,
+        results: &mut VolumeResults,
+    ) -> Vec<String> {
+        let again = self.is_prepared(pod);
+        let all = plugins.into_iter().map(|(name, (volume, gid))| async move {
+            let stands = self.deps.plugins.mount(pod, &self.entry, &volume, again).await;
+            (name, volume, gid, stands)
+        });
+        let mut waits = Vec::new();
+        for (name, volume, gid, stands) in join_all(all).await {
+            match stands {
+                PluginVolume::Ready(host_path) => {
+                    let mounted = MountedVolume { host_path, read_only: volume.read_only, gid, device: volume.block };
+                    results.mounted.insert(name, mounted);
+                }
+                PluginVolume::Waits(what) => waits.push(what),
+                PluginVolume::Failed { reason, message, fresh } => {
+                    if fresh {
+                        self.deps.events.pod_warning(pod, reason, &message);
+                    }
+                    waits.push(message);
+                }
+            }
+        }
+        waits
     }
 
     /// Asks for everything that the volumes show.
@@ -194,6 +241,10 @@ impl Worker {
             }
             if let Some(wanted) = claims::claim_of(pod, volume) {
                 match self.claimed(pod, volume, &wanted).await {
+                    Ok(ClaimedVolume { place: Place::Csi(volume), gid, .. }) => {
+                        gathered.plugins.insert(name.clone(), (*volume, gid));
+                        gathered.payloads.left_out.insert(name.clone());
+                    }
                     Ok(claimed) => {
                         gathered.payloads.claimed.insert(name.clone(), claimed);
                     }
@@ -203,6 +254,11 @@ impl Worker {
                         gathered.payloads.left_out.insert(name.clone());
                     }
                 }
+                continue;
+            }
+            if let Some(source) = &volume.csi {
+                gathered.plugins.insert(name.clone(), (CsiVolume::inline(pod, name, source), None));
+                gathered.payloads.left_out.insert(name.clone());
                 continue;
             }
             match self.volume_files(pod, volume, &mut gathered.due).await {

@@ -44,7 +44,7 @@ impl PodObjects for Account {
     async fn token(&self, _: &DesiredPod, audience: &str, seconds: Option<i64>) -> ObjectResult<Token> {
         assert_eq!((audience, seconds), ("reg", None));
         let n = self.tokens.fetch_add(1, Ordering::SeqCst);
-        Ok(Token { token: format!("t{n}"), renew_at: jiff::Timestamp::MAX })
+        Ok(Token { token: format!("t{n}"), renew_at: jiff::Timestamp::MAX, ends: jiff::Timestamp::MAX })
     }
     async fn service_account(&self, _: &str, name: &str) -> ObjectResult<ServiceAccount> {
         let account = json!({"metadata": {"name": name, "uid": "sa-uid", "annotations": {"id": "7", "more": "m"}}});

@@ -4,6 +4,7 @@
 //! pods/UID/volumes/kubernetes.io~empty-dir/VOL          the volume (a tmpfs for medium Memory)
 //! pods/UID/volumes/kubernetes.io~configmap/VOL          on the disk; secret, projected, downward-api on a tmpfs
 //! pods/UID/volumes/kubernetes.io~local-volume/PV        a bind mount of the node's directory
+//! pods/UID/volumes/kubernetes.io~nfs/NAME               a share, mounted by the host's mount(8)
 //! pods/UID/plugins/kubernetes.io~empty-dir/VOL/ready    set up completely; wrapped_VOL for volumes of files
 //! ```
 //!
@@ -13,10 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use decide::config::claims::{ClaimedVolume, Place};
+use decide::config::claims::{ClaimedVolume, NfsShare, Place};
 use decide::config::objects::VolumeFiles;
 use host::fsx::{self, FileProjection};
 use host::mount::{self, MountTable, Tmpfs};
+use host::mount_tool;
 use jiff::Timestamp;
 use model::api::{EmptyDirVolumeSource, Volume};
 use model::pod::{DesiredPod, PodUid};
@@ -32,6 +34,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 const LOCAL: &str = "kubernetes.io~local-volume";
+const NFS: &str = "kubernetes.io~nfs";
 
 /// The kinds of volumes whose content is the pod's own and ends with it.
 const EPHEMERAL: [&str; 5] = [
@@ -87,7 +90,8 @@ impl Maker {
 
     /// What a claim leads to; an error with the stage that it belongs to.
     fn claimed(&self, claimed: &ClaimedVolume) -> Result<MountedVolume, (&'static str, Box<dyn Error + Send + Sync>)> {
-        let ready = |host_path| MountedVolume { host_path, read_only: claimed.read_only, gid: claimed.gid };
+        let ready =
+            |host_path| MountedVolume { host_path, read_only: claimed.read_only, gid: claimed.gid, device: false };
         match &claimed.place {
             Place::HostPath { path, kind } => {
                 let path = PathBuf::from(path);
@@ -103,7 +107,30 @@ impl Maker {
                 self.local(source, &dir, claimed.read_only).map_err(|e| (SET_UP, e))?;
                 Ok(ready(dir))
             }
+            Place::Nfs(share) => {
+                let dir = self.dir(NFS, &claimed.name);
+                self.nfs(share, &dir).map_err(|e| (SET_UP, e))?;
+                Ok(ready(dir))
+            }
+            Place::Csi(volume) => {
+                // The worker asks the driver's volumes for it.
+                Err((SET_UP, format!("a volume of driver {} is not the host's", volume.driver).into()))
+            }
         }
+    }
+
+    /// Mounts a share with the host's own program.
+    fn nfs(&self, share: &NfsShare, dir: &Path) -> Outcome<()> {
+        if mount::is_mount_point(&self.paths.proc, dir)? {
+            return Ok(());
+        }
+        fsx::ensure_dirs(dir, 0o750)?;
+        let mounted = mount_tool::mount("nfs", &share.source, dir, &share.options, mount_tool::LIMIT);
+        if mounted.is_err() && !mount::is_mount_point(&self.paths.proc, dir)? {
+            // What is empty goes; a directory that is not is somebody's.
+            let _ = std::fs::remove_dir(dir);
+        }
+        Ok(mounted?)
     }
 
     /// Bind-mounts a directory of the node; the pod's group is set with its first use on the node.
@@ -154,12 +181,18 @@ impl Maker {
         if let Some(source) = &volume.host_path {
             let path = PathBuf::from(&source.path);
             fsx::hostpath_check(&path, source.type_.as_deref().unwrap_or_default())?;
-            return Ok(MountedVolume { host_path: path, read_only: false, gid: None });
+            return Ok(MountedVolume { host_path: path, read_only: false, gid: None, device: false });
         }
         if let Some(source) = &volume.empty_dir {
             let dir = self.dir(EMPTY_DIR, name);
             self.empty_dir(name, &dir, source)?;
-            return Ok(MountedVolume { host_path: dir, read_only: false, gid: None });
+            return Ok(MountedVolume { host_path: dir, read_only: false, gid: None, device: false });
+        }
+        if let Some(source) = &volume.nfs {
+            let dir = self.dir(NFS, name);
+            self.nfs(&NfsShare::new(source, &[], false), &dir)?;
+            let read_only = source.read_only == Some(true);
+            return Ok(MountedVolume { host_path: dir, read_only, gid: None, device: false });
         }
         let (plugin, in_memory) = match () {
             () if volume.config_map.is_some() => ("kubernetes.io~configmap", false),
@@ -169,7 +202,7 @@ impl Maker {
             () => {
                 return Err(
                     "volumes of this type are not supported yet; supported are emptyDir, hostPath, configMap, \
-                            secret, projected, downwardAPI, and claims of hostPath and local volumes"
+                            secret, projected, downwardAPI, csi, nfs, and claims of csi, hostPath, local and nfs volumes"
                         .into(),
                 );
             }
@@ -177,7 +210,7 @@ impl Maker {
         let dir = self.dir(plugin, name);
         let empty = VolumeFiles::new();
         self.files(name, &dir, in_memory, self.payloads.files.get(name).unwrap_or(&empty))?;
-        Ok(MountedVolume { host_path: dir, read_only: true, gid: None })
+        Ok(MountedVolume { host_path: dir, read_only: true, gid: None, device: false })
     }
 
     fn dir(&self, plugin: &str, name: &str) -> PathBuf {
@@ -341,6 +374,12 @@ pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
             failures.push(format!("{}: {}", dir.display(), chain(&*e)));
         }
     }
+    // Nor does what is on a server.
+    for dir in children(&pod_dir.join("volumes").join(NFS))? {
+        if let Err(e) = take_down_share(paths, &dir) {
+            failures.push(format!("{}: {}", dir.display(), chain(&*e)));
+        }
+    }
     let markers = pod_dir.join("plugins").join(EMPTY_DIR);
     if failures.is_empty() && markers.exists() {
         fsx::remove_tree(&paths.proc, &markers)?;
@@ -359,6 +398,13 @@ fn take_down_one(paths: &Paths, dir: &Path) -> Outcome<()> {
         mount::unmount(dir)?;
     }
     Ok(fsx::remove_volume_dir(&paths.proc, dir)?)
+}
+
+fn take_down_share(paths: &Paths, dir: &Path) -> Outcome<()> {
+    if mount::is_mount_point(&paths.proc, dir)? {
+        mount_tool::unmount(dir, mount_tool::LIMIT)?;
+    }
+    take_down_local(paths, dir)
 }
 
 fn take_down_local(paths: &Paths, dir: &Path) -> Outcome<()> {

@@ -26,18 +26,12 @@ struct Key {
     seconds: Option<i64>,
 }
 
-#[derive(Clone)]
-struct Kept {
-    token: Token,
-    ends: Timestamp,
-}
-
 /// The tokens of all pods.
 pub(super) struct Tokens {
     auth: Arc<dyn AuthApi>,
     unit: Unit,
     wall: Wall,
-    kept: Mutex<HashMap<PodUid, HashMap<Key, Kept>>>,
+    kept: Mutex<HashMap<PodUid, HashMap<Key, Token>>>,
 }
 
 impl Tokens {
@@ -45,7 +39,7 @@ impl Tokens {
         Self { auth, unit, wall, kept: Mutex::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Key, Kept>>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Key, Token>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,9 +53,9 @@ impl Tokens {
         let key = Key { account, audience: audience.to_owned(), seconds };
         let old = self.kept().get(pod.uid()).and_then(|of_pod| of_pod.get(&key)).cloned();
         if let Some(old) = &old
-            && (self.wall)() < old.token.renew_at
+            && (self.wall)() < old.renew_at
         {
-            return Ok(old.token.clone());
+            return Ok(old.clone());
         }
         let mut fresh = match self.request(pod, &key).await {
             Ok(fresh) => fresh,
@@ -80,14 +74,14 @@ impl Tokens {
             },
         };
         let now = (self.wall)();
-        if fresh.token.renew_at <= now {
-            fresh.token.renew_at = now.saturating_add(RETRY).unwrap_or(fresh.ends);
+        if fresh.renew_at <= now {
+            fresh.renew_at = now.saturating_add(RETRY).unwrap_or(fresh.ends);
         }
         self.kept().entry(pod.uid().clone()).or_default().insert(key, fresh.clone());
-        Ok(fresh.token)
+        Ok(fresh)
     }
 
-    async fn request(&self, pod: &DesiredPod, key: &Key) -> Result<Kept, String> {
+    async fn request(&self, pod: &DesiredPod, key: &Key) -> Result<Token, String> {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
                 audiences: (!key.audience.is_empty()).then(|| vec![key.audience.clone()]),
@@ -108,7 +102,7 @@ impl Tokens {
         };
         let seconds = answer.spec.and_then(|s| s.expiration_seconds);
         let renew_at = renew_at(ends.0, seconds, (self.unit)() * SPREAD);
-        Ok(Kept { token: Token { token, renew_at }, ends: ends.0 })
+        Ok(Token { token, renew_at, ends: ends.0 })
     }
 }
 

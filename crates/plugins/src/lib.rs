@@ -1,0 +1,14 @@
+//! gRPC to others' plugins: their registration, and drivers of the Container Storage Interface.
+//!
+//! ```text
+//!   plugins_registry/*.sock ──inotify──▶ registration ──▶ drivers ──▶ CSINode, waiting pods
+//!                                                            │
+//!   pods' workers ──▶ volumes: one task for each volume with work ──▶ a driver's socket
+//! ```
+//!
+//! Every call to a plugin has a deadline; one that hangs holds its own volume, and so the pods that use it, and nothing else.
+
+pub mod csi;
+pub mod registration;
+pub mod volumes;
+pub mod wire;

@@ -1,0 +1,303 @@
+//! Where volumes of drivers lie, as the Go kubelet lays them out, so that either agent finds the other's mounts.
+//!
+//! ```text
+//! ROOT/plugins/kubernetes.io/csi/DRIVER/SHA256(HANDLE)/{globalmount,vol_data.json}     staged
+//! ROOT/pods/UID/volumes/kubernetes.io~csi/NAME/{mount,vol_data.json}                   published
+//! ROOT/plugins/kubernetes.io/csi/volumeDevices/NAME/{dev/UID,data/vol_data.json}       block: held for the pod, data
+//! ROOT/plugins/kubernetes.io/csi/volumeDevices/{staging/NAME,publish/NAME/UID}         block: staged, published
+//! ROOT/pods/UID/volumeDevices/kubernetes.io~csi/NAME                                   block: link to the device
+//! ```
+//!
+//! `vol_data.json` is written before a driver is called and removed after it has undone its work: what is on disk is what may stand.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use decide::csi::{self, Lifecycle};
+use model::pod::PodUid;
+
+/// Error of a step on the disk.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Name of the data file.
+pub(crate) const DATA: &str = "vol_data.json";
+
+/// Names of the directories below `volumeDevices` that are not a volume's.
+const SHARED: [&str; 2] = ["staging", "publish"];
+
+/// Paths below the root directory.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// `--root-dir`.
+    pub root: PathBuf,
+    /// procfs.
+    pub proc: PathBuf,
+    /// The node's name.
+    pub node: String,
+}
+
+/// What tells a volume: enough to undo it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) driver: String,
+    pub(crate) handle: String,
+    /// Name of the PersistentVolume or inline volume; empty while it is known from its staging directory alone.
+    pub(crate) spec_name: String,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) block: bool,
+}
+
+impl Identity {
+    /// The key of its owner: one volume of a driver; inline volumes have a handle of their own.
+    pub(crate) fn key(&self) -> String {
+        csi::unique_name(&self.driver, &self.handle)
+    }
+}
+
+impl Layout {
+    fn plugin(&self) -> PathBuf {
+        self.root.join("plugins").join(csi::PLUGIN)
+    }
+
+    fn devices(&self) -> PathBuf {
+        self.plugin().join("volumeDevices")
+    }
+
+    /// The directory of a volume's staging and data.
+    pub(crate) fn device_dir(&self, of: &Identity) -> PathBuf {
+        self.plugin().join(&of.driver).join(csi::staging_name(&of.handle))
+    }
+
+    /// What the driver stages at.
+    pub(crate) fn staging(&self, of: &Identity) -> PathBuf {
+        if of.block {
+            return self.devices().join("staging").join(&of.spec_name);
+        }
+        self.device_dir(of).join("globalmount")
+    }
+
+    /// The data of the node's part.
+    pub(crate) fn device_data(&self, of: &Identity) -> PathBuf {
+        if of.block {
+            return self.devices().join(&of.spec_name).join("data").join(DATA);
+        }
+        self.device_dir(of).join(DATA)
+    }
+
+    /// A pod's directory.
+    pub(crate) fn pod(&self, uid: &PodUid) -> PathBuf {
+        self.root.join("pods").join(uid.as_str())
+    }
+
+    /// The directory of a pod's part; of a block volume, that of all pods' parts.
+    pub(crate) fn pod_dir(&self, of: &Identity, uid: &PodUid) -> PathBuf {
+        if of.block {
+            return self.devices().join("publish").join(&of.spec_name);
+        }
+        self.pod(uid).join("volumes").join("kubernetes.io~csi").join(&of.spec_name)
+    }
+
+    /// What the driver publishes at.
+    pub(crate) fn target(&self, of: &Identity, uid: &PodUid) -> PathBuf {
+        self.pod_dir(of, uid).join(if of.block { uid.as_str() } else { "mount" })
+    }
+
+    /// What a block volume is held by while a pod has it.
+    pub(crate) fn held(&self, of: &Identity, uid: &PodUid) -> PathBuf {
+        self.devices().join(&of.spec_name).join("dev").join(uid.as_str())
+    }
+
+    /// What a container is given of a block volume.
+    pub(crate) fn link(&self, of: &Identity, uid: &PodUid) -> PathBuf {
+        self.pod(uid).join("volumeDevices").join("kubernetes.io~csi").join(&of.spec_name)
+    }
+
+    /// What containers use.
+    pub(crate) fn usable(&self, of: &Identity, uid: &PodUid) -> PathBuf {
+        if of.block { self.link(of, uid) } else { self.target(of, uid) }
+    }
+
+    /// Data of the node's part.
+    pub(crate) fn device_content(&self, of: &Identity) -> BTreeMap<&'static str, String> {
+        let mut content = BTreeMap::from([("driverName", of.driver.clone()), ("volumeHandle", of.handle.clone())]);
+        if of.block {
+            content.insert("specVolID", of.spec_name.clone());
+            content.insert("nodeName", self.node.clone());
+            content.insert("attachmentID", csi::attachment_name(&of.handle, &of.driver, &self.node));
+        }
+        content
+    }
+
+    /// Data of a pod's part.
+    pub(crate) fn pod_content(&self, of: &Identity) -> BTreeMap<&'static str, String> {
+        BTreeMap::from([
+            ("attachmentID", csi::attachment_name(&of.handle, &of.driver, &self.node)),
+            ("driverName", of.driver.clone()),
+            ("nodeName", self.node.clone()),
+            ("specVolID", of.spec_name.clone()),
+            ("volumeHandle", of.handle.clone()),
+            ("volumeLifecycleMode", of.lifecycle.as_str().to_owned()),
+        ])
+    }
+
+    /// Everything that stands, or may stand, on disk. Blocks.
+    pub(crate) fn scan(&self) -> Found {
+        let mut found = Found::default();
+        for driver in children(&self.plugin()) {
+            if driver.ends_with("volumeDevices") {
+                continue;
+            }
+            for dir in children(&driver) {
+                match read(&dir.join(DATA)) {
+                    Some(of) => found.devices.push(of),
+                    None => found.unknown.push(dir),
+                }
+            }
+        }
+        for dir in children(&self.devices()) {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if SHARED.contains(&name.as_str()) {
+                continue;
+            }
+            let Some(mut of) = read(&dir.join("data").join(DATA)) else {
+                found.unknown.push(dir);
+                continue;
+            };
+            (of.block, of.spec_name) = (true, name);
+            for target in children(&self.devices().join("publish").join(&of.spec_name)) {
+                let uid = PodUid::new(target.file_name().unwrap_or_default().to_string_lossy());
+                found.mounts.push((uid, of.clone()));
+            }
+            found.devices.push(of);
+        }
+        for pod in children(&self.root.join("pods")) {
+            let uid = PodUid::new(pod.file_name().unwrap_or_default().to_string_lossy());
+            for dir in children(&pod.join("volumes").join("kubernetes.io~csi")) {
+                match read(&dir.join(DATA)) {
+                    Some(mut of) => {
+                        of.spec_name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                        found.mounts.push((uid.clone(), of));
+                    }
+                    None => found.unknown.push(dir),
+                }
+            }
+        }
+        found
+    }
+}
+
+/// What a look at the disk found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// The nodes' parts.
+    pub(crate) devices: Vec<Identity>,
+    /// The pods' parts.
+    pub(crate) mounts: Vec<(PodUid, Identity)>,
+    /// Directories without data, or with data that cannot be read.
+    pub(crate) unknown: Vec<PathBuf>,
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect()
+}
+
+fn read(file: &Path) -> Option<Identity> {
+    let content: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;
+    let of = |key: &str| content.get(key).cloned();
+    let ephemeral = of("volumeLifecycleMode").is_some_and(|m| m == "Ephemeral");
+    Some(Identity {
+        driver: of("driverName").filter(|d| !d.is_empty())?,
+        handle: of("volumeHandle").filter(|h| !h.is_empty())?,
+        spec_name: of("specVolID").unwrap_or_default(),
+        lifecycle: if ephemeral { Lifecycle::Ephemeral } else { Lifecycle::Persistent },
+        block: false,
+    })
+}
+
+/// Writes a data file as one step.
+pub(crate) fn write(file: &Path, content: &BTreeMap<&'static str, String>) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec(content)?;
+    text.push(b'\n');
+    if std::fs::read(file).ok().as_ref() == Some(&text) {
+        return Ok(());
+    }
+    Ok(host::fsx::write_file_atomic(file, &text, 0o644)?)
+}
+
+/// Removes an empty directory, or nothing.
+pub(crate) fn remove_dir(dir: &Path) -> Result<(), Failure> {
+    match std::fs::remove_dir(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("remove {}: {e}", dir.display()).into()),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a file, or nothing.
+pub(crate) fn remove_file(file: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("remove {}: {e}", file.display()).into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The texts and places are those that a Go kubelet 1.36.1 left on this machine.
+    #[test]
+    fn files_are_the_go_kubelets() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().to_owned(), proc: "/proc".into(), node: "e2e".into() };
+        let of = Identity {
+            driver: "plain.csi.test".into(),
+            handle: "a-handle".into(),
+            spec_name: "pv-a".into(),
+            lifecycle: Lifecycle::Persistent,
+            block: false,
+        };
+        let staging = "plugins/kubernetes.io/csi/plain.csi.test/2c9540bbad8684159e83a6de758d3365f5932e4e2d3aec7bacd08cbe6869f526/globalmount";
+        assert_eq!(layout.staging(&of), dir.path().join(staging));
+        let uid = PodUid::new("7244bfe1");
+        assert_eq!(layout.target(&of, &uid), dir.path().join("pods/7244bfe1/volumes/kubernetes.io~csi/pv-a/mount"));
+        std::fs::create_dir_all(layout.staging(&of)).unwrap();
+        std::fs::create_dir_all(layout.pod_dir(&of, &uid)).unwrap();
+        write(&layout.device_data(&of), &layout.device_content(&of)).unwrap();
+        let pod_data = layout.pod_dir(&of, &uid).join(DATA);
+        write(&pod_data, &layout.pod_content(&of)).unwrap();
+        assert_eq!(
+            std::fs::read_to_string(layout.device_data(&of)).unwrap(),
+            "{\"driverName\":\"plain.csi.test\",\"volumeHandle\":\"a-handle\"}\n"
+        );
+        assert_eq!(
+            std::fs::read_to_string(&pod_data).unwrap(),
+            "{\"attachmentID\":\"csi-23599dc3dad19b11adb6be7a498aec22d6548248b6b70ba658135c8a65e1ee25\",\"driverName\":\"plain.csi.test\",\"nodeName\":\"e2e\",\"specVolID\":\"pv-a\",\"volumeHandle\":\"a-handle\",\"volumeLifecycleMode\":\"Persistent\"}\n"
+        );
+        std::fs::create_dir_all(dir.path().join("pods/x/volumes/kubernetes.io~csi/no-data")).unwrap();
+        let found = layout.scan();
+        assert_eq!(found.devices, [Identity { spec_name: String::new(), ..of.clone() }]);
+        assert_eq!(found.mounts, [(uid, of)]);
+        assert_eq!(found.unknown.len(), 1);
+    }
+
+    #[test]
+    fn block_volumes_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().to_owned(), proc: "/proc".into(), node: "e2e".into() };
+        let of = Identity {
+            driver: "d".into(),
+            handle: "h".into(),
+            spec_name: "pv-raw".into(),
+            lifecycle: Lifecycle::Persistent,
+            block: true,
+        };
+        let uid = PodUid::new("u");
+        std::fs::create_dir_all(layout.device_data(&of).parent().unwrap()).unwrap();
+        std::fs::create_dir_all(layout.pod_dir(&of, &uid)).unwrap();
+        std::fs::write(layout.target(&of, &uid), "").unwrap();
+        write(&layout.device_data(&of), &layout.device_content(&of)).unwrap();
+        let found = layout.scan();
+        assert_eq!(found.devices, std::slice::from_ref(&of));
+        assert_eq!(found.mounts, [(uid, of)]);
+    }
+}
