@@ -229,7 +229,7 @@ mod tests {
             path: "/export".into(),
             read_only: Some(ro),
         };
-        let hard = vec!["hard".to_owned(), "ro".to_owned()];
+        let hard = ["hard".to_owned(), "ro".to_owned()];
         for (source, options, read_only, want) in [
             (source("s", false), &[][..], false, ("s:/export", vec![])),
             (source("fd00::1", true), &[], false, ("[fd00::1]:/export", vec!["ro"])),

@@ -180,6 +180,10 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
     if let FsGroup::Delegate(group) = rules.fs_group(volume, fs_group(wish), context.capabilities.group) {
         context.group = Some(group);
     }
+    if !context.capabilities.stage && !of.block {
+        // Nothing of it will be on the node but the pods' parts. (Of a block volume these have their data here.)
+        return Ok(Outcome::Plain);
+    }
     let (layout, identity) = (shared.layout.clone(), of.clone());
     let staging = layout.staging(of).display().to_string();
     blocking(move || {

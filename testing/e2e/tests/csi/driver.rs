@@ -147,3 +147,12 @@ pub(crate) fn attach(cluster: &Cluster) -> Vec<String> {
     }
     names
 }
+
+/// Waits until the pod runs, and attaches meanwhile what it needs.
+pub(crate) fn run_attached(cluster: &Cluster, name: &str) -> Value {
+    wait_until(&format!("{name} has what it needs attached"), seconds(60), || {
+        attach(cluster);
+        cluster.pod(name).filter(|p| p["status"]["phase"] == "Running").map(|_| ())
+    });
+    cluster.wait_running(name)
+}

@@ -6,7 +6,7 @@ use e2e::cluster::Cluster;
 use e2e::{container, pod, seconds, wait_until, with};
 use serde_json::{Value, json};
 
-use crate::driver::{Driver, attach, claim};
+use crate::driver::{Driver, claim, run_attached};
 use crate::faults::one;
 use crate::volumes::{SLEEP, assert_nothing_left, mounts};
 
@@ -53,9 +53,8 @@ pub(crate) fn twenty_pods(cluster: &mut Cluster) {
     many.wait_registered(cluster);
     held.wait_registered(cluster);
     let names = twenty(cluster);
-    wait_until("all attachments are asked for", seconds(60), || (attach(cluster).len() == 4).then_some(()));
     for name in &names {
-        cluster.wait_running(name);
+        run_attached(cluster, name);
     }
     let stood = containers(cluster, &names);
     let (there, in_use) = (mounts(cluster), cluster.get_node()["status"]["volumesInUse"].clone());
@@ -153,8 +152,7 @@ pub(crate) fn hand_over(cluster: &mut Cluster) {
     turn(cluster, &go);
     plain.wait_registered(cluster);
     cluster.run(&p);
-    wait_until("the attachment is asked for", seconds(60), || (!attach(cluster).is_empty()).then_some(()));
-    cluster.wait_running("moved");
+    run_attached(cluster, "moved");
     let names = ["moved".to_owned()];
     let (stood, there) = (containers(cluster, &names), mounts(cluster));
     assert_eq!(there.len(), 5, "{there:#?}");

@@ -14,11 +14,11 @@ use e2e::cluster::{Test, main as harness};
 
 fn main() -> ExitCode {
     const TESTS: &[Test] = &[
-        ("drivers_come_and_go", volumes::drivers_come_and_go),
+        ("csi_drivers_come_and_go", volumes::drivers_come_and_go),
         ("csi_volumes_are_mounted_as_by_the_go_kubelet", volumes::as_by_the_go_kubelet),
-        ("a_block_volume_is_a_device", volumes::a_block_volume_is_a_device),
+        ("a_csi_block_volume_is_a_device", volumes::a_block_volume_is_a_device),
         ("csi_faults_are_told", faults::faults_are_told),
-        ("a_driver_that_hangs_holds_only_its_pods", faults::a_driver_that_hangs),
+        ("a_csi_driver_that_hangs_holds_only_its_pods", faults::a_driver_that_hangs),
         ("twenty_pods_with_csi_volumes_survive_kills", life::twenty_pods),
         ("csi_volumes_are_handed_over_and_back", life::hand_over),
     ];
