@@ -186,6 +186,8 @@ pub struct MountedVolume {
     pub gid: Option<i64>,
     /// It is a block device: `host_path` is a link to it.
     pub device: bool,
+    /// Name of the PersistentVolume behind a claim: paths on the node that Go names by it must be found by it.
+    pub spec_name: Option<String>,
 }
 
 /// The volumes of one pod by volume name.

@@ -216,7 +216,13 @@ impl Worker {
         for (name, volume, gid, stands) in join_all(all).await {
             match stands {
                 PluginVolume::Ready(host_path) => {
-                    let mounted = MountedVolume { host_path, read_only: volume.read_only, gid, device: volume.block };
+                    let mounted = MountedVolume {
+                        host_path,
+                        read_only: volume.read_only,
+                        gid,
+                        device: volume.block,
+                        spec_name: Some(volume.spec_name),
+                    };
                     results.mounted.insert(name, mounted);
                 }
                 PluginVolume::Waits(what) => waits.push(what),

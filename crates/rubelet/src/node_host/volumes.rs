@@ -90,8 +90,13 @@ impl Maker {
 
     /// What a claim leads to; an error with the stage that it belongs to.
     fn claimed(&self, claimed: &ClaimedVolume) -> Result<MountedVolume, (&'static str, Box<dyn Error + Send + Sync>)> {
-        let ready =
-            |host_path| MountedVolume { host_path, read_only: claimed.read_only, gid: claimed.gid, device: false };
+        let ready = |host_path| MountedVolume {
+            host_path,
+            read_only: claimed.read_only,
+            gid: claimed.gid,
+            device: false,
+            spec_name: None,
+        };
         match &claimed.place {
             Place::HostPath { path, kind } => {
                 let path = PathBuf::from(path);
@@ -181,18 +186,18 @@ impl Maker {
         if let Some(source) = &volume.host_path {
             let path = PathBuf::from(&source.path);
             fsx::hostpath_check(&path, source.type_.as_deref().unwrap_or_default())?;
-            return Ok(MountedVolume { host_path: path, read_only: false, gid: None, device: false });
+            return Ok(MountedVolume { host_path: path, read_only: false, gid: None, device: false, spec_name: None });
         }
         if let Some(source) = &volume.empty_dir {
             let dir = self.dir(EMPTY_DIR, name);
             self.empty_dir(name, &dir, source)?;
-            return Ok(MountedVolume { host_path: dir, read_only: false, gid: None, device: false });
+            return Ok(MountedVolume { host_path: dir, read_only: false, gid: None, device: false, spec_name: None });
         }
         if let Some(source) = &volume.nfs {
             let dir = self.dir(NFS, name);
             self.nfs(&NfsShare::new(source, &[], false), &dir)?;
             let read_only = source.read_only == Some(true);
-            return Ok(MountedVolume { host_path: dir, read_only, gid: None, device: false });
+            return Ok(MountedVolume { host_path: dir, read_only, gid: None, device: false, spec_name: None });
         }
         let (plugin, in_memory) = match () {
             () if volume.config_map.is_some() => ("kubernetes.io~configmap", false),
@@ -210,7 +215,7 @@ impl Maker {
         let dir = self.dir(plugin, name);
         let empty = VolumeFiles::new();
         self.files(name, &dir, in_memory, self.payloads.files.get(name).unwrap_or(&empty))?;
-        Ok(MountedVolume { host_path: dir, read_only: true, gid: None, device: false })
+        Ok(MountedVolume { host_path: dir, read_only: true, gid: None, device: false, spec_name: None })
     }
 
     fn dir(&self, plugin: &str, name: &str) -> PathBuf {

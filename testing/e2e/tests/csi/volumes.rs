@@ -170,7 +170,7 @@ pub(crate) fn mounts(cluster: &Cluster) -> Vec<String> {
     let mut all: Vec<String> = table
         .lines()
         .filter_map(|l| l.split(' ').nth(4))
-        .filter(|m| Path::new(m).starts_with(&root) && m.contains("csi"))
+        .filter(|m| Path::new(m).starts_with(&root) && (m.contains("csi") || m.contains("volume-subpaths")))
         .map(str::to_owned)
         .collect();
     all.sort();
