@@ -7,6 +7,7 @@ mod node;
 mod objects;
 mod outages;
 mod pods;
+mod sessions;
 mod streams;
 
 use std::fs;
@@ -52,8 +53,15 @@ fn main() -> ExitCode {
             a_pod_learns_about_itself;
         streams:
             a_log_is_followed_over_rotations
-            sessions_carry_everything
+            followers_that_go_leave_nothing
+            memory_stays_flat
+            pages_of_the_node
             the_port_is_for_those_who_may;
+        sessions:
+            sessions_carry_everything
+            many_at_once
+            a_terminal_follows_its_window
+            a_debugging_container;
         outages:
             of_the_api_server_harm_no_pod
             of_the_kubelet_are_caught_up

@@ -82,6 +82,7 @@ async fn without_any_way_nobody_gets_in() {
 /// For each endpoint: nobody, somebody with nothing, with its own subresource, with the general one, with another's.
 #[tokio::test]
 async fn what_somebody_may() {
+    let other = Ca::new("others");
     for (request, verb, fine) in [
         ("GET /pods", "get", "pods"),
         ("GET /pods/", "get", "pods"),
@@ -93,6 +94,15 @@ async fn what_somebody_may() {
         ("GET /metrics/slis", "get", "metrics"),
         ("GET /stats/summary", "get", "stats"),
         ("GET /logs/", "get", "log"),
+        ("GET /logs/a/b", "get", "log"),
+        ("GET /logs/%2e%2e/exec", "get", "log"),
+        ("GET /logs/?query=x", "get", "log"),
+        ("POST /checkpoint/default/a/b", "create", "checkpoint"),
+        ("GET /flagz", "get", "configz"),
+        ("GET /statusz", "get", "statusz"),
+        ("GET /debug/pods", "get", "pods"),
+        ("PUT /debug/flags/v", "update", "proxy"),
+        ("GET /debug/pprof/heap", "get", "proxy"),
         ("GET /containerLogs/default/a/b", "get", "proxy"),
         ("POST /run/default/a/b", "create", "proxy"),
         ("GET /exec/default/a/b?output=1", "get", "proxy"),
@@ -105,7 +115,8 @@ async fn what_somebody_may() {
         ("OPTIONS /pods", "", "pods"),
         ("GET /debug/pprof/", "get", "proxy"),
     ] {
-        let has_proxy = ["pods", "healthz", "configz"].contains(&fine);
+        // Of the old ones; those that came with a right of their own have no other.
+        let has_proxy = ["pods", "healthz", "configz"].contains(&fine) && !request.ends_with("/flagz");
         let subresources = if has_proxy { format!("{fine} proxy") } else { fine.to_owned() };
         let forbidden = format!("Forbidden (user=bob, verb={verb}, resource=nodes, subresource(s)=[{subresources}])\n");
         for (granted, allowed) in
@@ -117,11 +128,30 @@ async fn what_somebody_may() {
             cluster.api.allowed.lock().unwrap().extend(grant);
             let answer = cluster.running.ask_as(None, request, &[("authorization", "Bearer t")]).await;
             if allowed {
-                assert!(![401, 403].contains(&answer.status), "{request} with {granted:?}: {answer:?}");
+                let refused = answer.status == 401 || answer.body.starts_with("Forbidden (");
+                assert!(!refused, "{request} with {granted:?}: {answer:?}");
             } else {
                 assert_eq!((answer.status, &answer.body), (403, &forbidden), "{request} with {granted:?}");
             }
             assert_eq!(cluster.running.ask(request).await.status, 401, "{request}");
+        }
+        // Whoever is not known gets nowhere, whatever the name on the certificate may do.
+        let cluster = Cluster::start(false, true, true).await;
+        let all = ["pods", "healthz", "configz", "metrics", "stats", "log", "checkpoint", "statusz", "proxy"];
+        let may = all.map(|s| ("bob".to_owned(), verb.to_owned(), s.to_owned()));
+        cluster.api.allowed.lock().unwrap().extend(may);
+        let past = |p: &mut CertificateParams| p.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        let (stranger, expired) = (other.sign("bob", &[], |_| {}), cluster.ca.sign("bob", &[], past));
+        let known = cluster.ca.sign("bob", &[], |_| {});
+        for (what, who, token, in_or_out) in [
+            ("a wrong CA", Some(&stranger), None, false),
+            ("an expired certificate", Some(&expired), None, false),
+            ("a token that is refused", None, Some("Bearer bad"), false),
+            ("a good certificate", Some(&known), None, true),
+        ] {
+            let headers: Vec<(&str, &str)> = token.map(|t| ("authorization", t)).into_iter().collect();
+            let answer = cluster.running.ask_as(who, request, &headers).await;
+            assert_eq!(answer.status != 401, in_or_out, "{request} with {what}: {answer:?}");
         }
     }
 }
