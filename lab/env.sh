@@ -1,6 +1,6 @@
 # Sourced by the scripts here; every value can be set from outside.
 LAB=${RUBELET_LAB:-${XDG_CACHE_HOME:-$HOME/.cache}/rubelet-lab}
-K8S=${K8S:-v1.36.1} K8S_STAGING=${K8S_STAGING:-v0.36.1} ETCD=${ETCD:-v3.6.16} CONTAINERD=${CONTAINERD:-v2.2.9} CRITOOLS=${CRITOOLS:-v1.34.0}
+K8S=${K8S:-v1.36.1} K8S_STAGING=${K8S_STAGING:-v0.36.1} ETCD=${ETCD:-v3.6.16} CONTAINERD=${CONTAINERD:-v2.2.9} CRITOOLS=${CRITOOLS:-v1.34.0} METRICS_SERVER=${METRICS_SERVER:-v0.8.0}
 BIN=$LAB/bin; HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd); ME=$(basename "$0")
 mkdir -p "$BIN"
 fail() { echo "$ME: $*" >&2; exit 1; }

@@ -8,6 +8,7 @@ mod joined;
 mod libtest;
 mod node;
 mod probes;
+mod scrapes;
 mod setup;
 mod shell;
 mod test;
@@ -59,6 +60,9 @@ enum Task {
         /// As the node of a control plane: so many pods of the API server, then an outage of it
         #[arg(long, value_name = "PODS")]
         joined: Option<usize>,
+        /// What asking for figures costs with so many pods: the summary and the containers' metrics
+        #[arg(long, value_name = "PODS")]
+        scrapes: Option<usize>,
         /// How long that outage is, in minutes
         #[arg(long, value_name = "MINUTES", default_value_t = 10)]
         outage: u64,
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Task::Bench { joined: Some(pods), outage, .. } => {
             joined::run(&shell, pods, std::time::Duration::from_secs(outage * 60))
         }
+        Task::Bench { scrapes: Some(pods), .. } => scrapes::run(&shell, pods),
         Task::Bench { quick, .. } => bench::run(&shell, quick),
         Task::Containerd { which } => containerd(&shell, which),
     });

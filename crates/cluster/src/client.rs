@@ -39,8 +39,15 @@ const SKEW: SignedDuration = SignedDuration::from_secs(60);
 
 /// Sees every request; feeds `rest_client_requests_total` and its latency.
 pub trait RequestObserver: Send + Sync {
-    /// `code` is 0 without an answer; `took` runs from the first byte sent to the answer's head.
-    fn observed(&self, method: &Method, host: &str, code: u16, took: Duration);
+    /// `code` is 0 without an answer; `took` runs from the first byte sent to the answer's head; `bytes` are the request's body's. `host`
+    /// carries the port.
+    fn observed(&self, method: &Method, host: &str, code: u16, took: Duration, bytes: usize);
+
+    /// The body of an answer has so many bytes.
+    fn answered(&self, _method: &Method, _host: &str, _bytes: usize) {}
+
+    /// A request waited so long for the rate limit.
+    fn held(&self, _method: &Method, _host: &str, _waited: Duration) {}
 }
 
 /// How a client behaves.
@@ -197,6 +204,11 @@ struct Inner {
     skew_ms: AtomicI64,
 }
 
+/// Host and port, as metrics name a server.
+fn host(uri: &http::Uri) -> &str {
+    uri.authority().map_or("", |a| a.as_str())
+}
+
 /// A client of one API server; clones share connections, credentials and rate limit.
 #[derive(Clone)]
 pub struct Client {
@@ -308,7 +320,11 @@ impl Client {
         let mut tries = 0;
         loop {
             if let Some(limit) = &self.limit {
+                let began = Instant::now();
                 limit.acquire().await;
+                if let Some(observer) = &self.inner.options.observer {
+                    observer.held(&call.method, host(&uri), began.elapsed());
+                }
             }
             let now = self.inner.credentials.current().await.map_err(|mut e| {
                 e.action = format!("{}: {}", call.action, e.action);
@@ -368,7 +384,7 @@ impl Client {
         let answer = self.pool(now)?.http.request(request).await;
         if let Some(observer) = &inner.options.observer {
             let code = answer.as_ref().map_or(0, |a| a.status().as_u16());
-            observer.observed(&call.method, uri.host().unwrap_or_default(), code, start.elapsed());
+            observer.observed(&call.method, host(uri), code, start.elapsed(), call.body.len());
         }
         let answer = answer.map_err(|e| self.transport_error(&call.action, &e, e.is_connect()))?;
         self.note_date(answer.headers());
@@ -437,7 +453,11 @@ impl Client {
         self.within(&call.action, self.deadline, async {
             let response = self.head(&call).await?;
             let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-            body.map(|b| b.to_bytes()).map_err(|e| self.transport_error(&call.action, &*e, false))
+            let body = body.map(|b| b.to_bytes()).map_err(|e| self.transport_error(&call.action, &*e, false))?;
+            if let Some(observer) = &self.inner.options.observer {
+                observer.answered(&call.method, host(&self.inner.config.server), body.len());
+            }
+            Ok(body)
         })
         .await
     }

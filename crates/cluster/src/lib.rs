@@ -30,7 +30,7 @@ mod wire;
 use std::sync::Arc;
 
 pub use backoff::Backoff;
-pub use client::{Client, ClientOptions};
+pub use client::{Client, ClientOptions, RequestObserver};
 pub use error::{ClusterError, ClusterResult, ErrorKind};
 pub use kubeconfig::ClusterConfig;
 pub use reflect::{Delta, ObjectKey, Reflector, Scope};

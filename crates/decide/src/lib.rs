@@ -19,6 +19,7 @@ pub mod status;
 pub mod terminate;
 pub mod text;
 pub mod userns;
+pub mod volume_plugin;
 pub mod volumes;
 
 #[cfg(test)]

@@ -304,13 +304,18 @@ impl Images {
             Ok(known) => known,
             Err(reason) => {
                 error!(image = asked, err = reason, "Unable to access cache records about image pulls");
+                self.metrics.beside.must_pull_check("error");
                 return Ok(false);
             }
         };
         if !records.policy().must_verify(asked, record.is_some() || intended) {
+            self.metrics.beside.must_pull_check("credentialPolicyAllowed");
             return Ok(true);
         }
-        let (Some(record), Ok(name)) = (record, without_tag(asked)) else { return Ok(false) };
+        let (Some(record), Ok(name)) = (record, without_tag(asked)) else {
+            self.metrics.beside.must_pull_check("mustAuthenticate");
+            return Ok(false);
+        };
         let access = match records::access(Some(&record), &name) {
             Access::Depends => {
                 let own = self.credentials(pod, image, credentials).await?;
@@ -318,6 +323,9 @@ impl Images {
             }
             known => known,
         };
+        let proven = matches!(access, Access::Granted | Access::GrantedNewly(_));
+        let result = if proven { "credentialRecordFound" } else { "mustAuthenticate" };
+        self.metrics.beside.must_pull_check(result);
         match access {
             Access::Granted => Ok(true),
             Access::GrantedNewly(who) => {

@@ -184,13 +184,17 @@ impl Pleg {
         loop {
             if events.is_none() && supported && Instant::now() >= reconnect_at {
                 match self.reader.container_events().await {
-                    Ok(stream) => events = Some(stream),
+                    Ok(stream) => {
+                        events = Some(stream);
+                        self.metrics.evented_pleg_connections.inc();
+                    }
                     Err(e) if e.outcome == Outcome::Unimplemented => {
                         supported = false;
                         info!("Runtime has no container events, relisting every second");
                     }
                     Err(e) => {
                         debug!(err = %e, "Container event stream cannot be opened");
+                        self.metrics.evented_pleg_connection_errors.inc();
                         reconnect_at = Instant::now() + pause;
                         pause = (pause * 2).min(RECONNECT.1);
                     }
@@ -212,6 +216,7 @@ impl Pleg {
                     }
                     ended => {
                         let why = ended.and_then(Result::err).map_or_else(|| "ended".to_owned(), |e| e.to_string());
+                        self.metrics.evented_pleg_connection_errors.inc();
                         warn!(reason = why, "Container event stream lost, relisting every second until it is back");
                         events = None;
                         reconnect_at = Instant::now() + pause;
@@ -240,6 +245,11 @@ impl Pleg {
 
     /// An event came: wake the worker of its pod.
     fn announce(&mut self, event: &v1::ContainerEventResponse) {
+        let made = Timestamp::from_nanosecond(i128::from(event.created_at)).ok().filter(|_| event.created_at > 0);
+        if let Some(made) = made {
+            let late = self.clock.now().duration_since(made).as_secs_f64().max(0.0);
+            self.metrics.evented_pleg_latency.observe(late);
+        }
         // An event without the sandbox's status does not say whose it is: the next pass finds out.
         if let Some(metadata) = event.pod_sandbox_status.as_ref().and_then(|s| s.metadata.as_ref()) {
             self.wake(&PodUid::new(metadata.uid.as_str()));

@@ -20,6 +20,7 @@ use decide::status::ProbeResults;
 use model::api::{Container, PodStatus, Probe};
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::pod::{ContainerKind, DesiredPod, PodUid};
+use telemetry::metrics::{Metrics, ProbedContainer};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -39,6 +40,7 @@ pub struct Prober {
     clock: Clock,
     random: Random,
     events: Events,
+    metrics: Arc<Metrics>,
     began: tokio::time::Instant,
     table: Mutex<Table>,
 }
@@ -82,6 +84,7 @@ impl Prober {
         clock: Clock,
         random: Random,
         events: Events,
+        metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             runtime,
@@ -89,6 +92,7 @@ impl Prober {
             clock,
             random,
             events,
+            metrics,
             began: tokio::time::Instant::now(),
             table: Mutex::default(),
         })
@@ -187,6 +191,7 @@ impl Prober {
     /// Ends all probes of a pod.
     pub fn forget(&self, uid: &PodUid) {
         self.table().retain(uid, |_| false);
+        self.metrics.forget_probes(uid.as_str());
     }
 
     /// What was found of a pod's containers that have probes, by id.
@@ -330,7 +335,10 @@ impl ProbeTask {
             if ending && self.kind != ProbeKind::Readiness {
                 return;
             }
-            let Some(success) = self.attempt(timeout).await else {
+            let begun = tokio::time::Instant::now();
+            let result = self.attempt(timeout).await;
+            self.count(result, begun.elapsed());
+            let Some(success) = result else {
                 continue;
             };
             if self.prober.take(&self, success) {
@@ -380,6 +388,18 @@ impl ProbeTask {
             &format!("{} probe errored and resulted in unknown state: {error}", self.kind.as_str()),
         );
         None
+    }
+
+    fn count(&self, result: Option<bool>, took: Duration) {
+        let view = self.entry.view();
+        let probed = ProbedContainer {
+            probe_type: self.kind.as_str(),
+            namespace: &view.namespace,
+            pod: &view.name,
+            uid: self.entry.uid.as_str(),
+            container: &self.target.spec.name,
+        };
+        self.prober.metrics.probed(probed, result, took);
     }
 
     fn event(&self, reason: &str, message: &str) {

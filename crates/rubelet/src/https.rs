@@ -37,6 +37,7 @@ pub(crate) struct Needs<'a> {
     pub(crate) view: Arc<View>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) containers: Arc<dyn ContainerPort>,
+    pub(crate) figures: Arc<dyn serve::Figures>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) health: Health,
 }
@@ -125,6 +126,7 @@ pub(crate) fn server(
         view: needs.view,
         pods: Arc::new(Pods(needs.registry)),
         containers: needs.containers,
+        figures: needs.figures,
         metrics: needs.metrics,
         health: needs.health,
         system_logs: LogTree::new(PathBuf::from(SYSTEM_LOGS), vec![PathBuf::from(&config.pod_logs_dir)]),

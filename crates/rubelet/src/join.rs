@@ -12,13 +12,15 @@ use cluster::object_cache::Strategy;
 use cluster::pki::key::Template;
 use cluster::pki::{Bootstrap, CertManager, FileStore, Purpose};
 use cluster::reflect::ReflectorStatus;
-use cluster::{Backoff, Client, ClientOptions, ClusterConfig, Reflector, Scope};
+use cluster::{Backoff, Client, ClientOptions, ClusterConfig, Reflector, RequestObserver, Scope};
 use config::{ChangeDetectionStrategy, Flags, KubeletConfiguration};
+use http::Method;
 use model::api::Node;
 use pod::admit::AdmitHandle;
 use pod::ports::{Clock, Tasks};
 use pod::source::{self, SourceUpdate};
 use pod::status::Mirrors;
+use telemetry::metrics::Metrics;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
@@ -49,6 +51,23 @@ struct Plan {
     store: Option<FileStore>,
 }
 
+/// Counts requests to the API server.
+struct ApiMetrics(Arc<Metrics>);
+
+impl RequestObserver for ApiMetrics {
+    fn observed(&self, method: &Method, host: &str, code: u16, took: Duration, bytes: usize) {
+        self.0.beside.api_request(method.as_str(), host, code, took, bytes);
+    }
+
+    fn answered(&self, method: &Method, host: &str, bytes: usize) {
+        self.0.beside.api_answer(method.as_str(), host, bytes);
+    }
+
+    fn held(&self, method: &Method, host: &str, waited: Duration) {
+        self.0.beside.api_request_held(method.as_str(), host, waited);
+    }
+}
+
 impl Cluster {
     /// Reads the kubeconfig and starts the tasks of credentials and events; None without `--kubeconfig`.
     ///
@@ -58,6 +77,7 @@ impl Cluster {
         flags: &Flags,
         config: &KubeletConfiguration,
         node_name: &str,
+        metrics: &Arc<Metrics>,
         tasks: &Tasks,
     ) -> Result<Option<Self>, Failure> {
         let Some(kubeconfig) = flags.kubeconfig() else {
@@ -67,9 +87,11 @@ impl Cluster {
         let mut options = ClientOptions::new(version::RUBELET);
         options.qps = f64::from(config.kube_api_qps);
         options.burst = u32::try_from(config.kube_api_burst).unwrap_or(0);
+        options.observer = Some(Arc::new(ApiMetrics(metrics.clone())));
         let plan = Plan::make(kubeconfig, flags, config, node_name, &options)?;
         info!(server = %plan.config.server, "Joining the cluster");
         let client = Client::new(plan.config, options)?;
+        metrics.beside.transport_made();
         let events =
             client.with_limit(f64::from(config.event_record_qps), u32::try_from(config.event_burst).unwrap_or(0));
         let (recorder, writer) =

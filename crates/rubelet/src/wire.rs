@@ -48,6 +48,7 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::credentials::{self, NodeKeyring, Places};
+use crate::figures;
 use crate::https;
 use crate::join::Cluster;
 use crate::manifest_dir::DiskManifests;
@@ -55,6 +56,7 @@ use crate::node;
 use crate::node_host::{NodeHost, Paths};
 use crate::node_object::{self, Parts};
 use crate::plugin_volumes::{self, ClusterVolumes};
+use crate::startup;
 use crate::version;
 use crate::view::{ApiView, View};
 
@@ -100,11 +102,12 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     make_directories(&flags, &config)?;
     let runtime = Runtime::connect(&config, &gates, &metrics).await?;
     let tasks = Tasks::default();
-    let cluster = Cluster::connect(&flags, &config, &node_name, &tasks)?;
+    let cluster = Cluster::connect(&flags, &config, &node_name, &metrics, &tasks)?;
     let addresses = node::addresses(&flags, &node_name);
     let facts = node::resources(&config, &flags)?;
     let kubepods = resources::kubepods_name(&config.cgroup_root);
     let cgroups = cgroup_manager(layout.clone(), node::cgroup_driver(&config, runtime.cgroup_driver));
+    let kubepods_path = cgroups.cri_cgroup_parent(&kubepods);
     let host: Arc<dyn PodHost> = Arc::new(NodeHost::new(
         Paths {
             root: flags.root_dir().to_owned(),
@@ -216,10 +219,24 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         records.take_over(&*runtime.reader).await;
         images = images.with_records(records);
     }
+    let figures_parts = figures::Parts {
+        reader: runtime.reader.clone(),
+        objects: objects.clone(),
+        layout,
+        kubepods: kubepods_path,
+        started: settings.agent_started,
+    };
     let deps = Arc::new(PodDeps {
         images,
         objects,
-        prober: Prober::new(runtime.mutator.clone(), tasks.clone(), clock.clone(), random.clone(), events.clone()),
+        prober: Prober::new(
+            runtime.mutator.clone(),
+            tasks.clone(),
+            clock.clone(),
+            random.clone(),
+            events.clone(),
+            metrics.clone(),
+        ),
         user_namespaces,
         reader: runtime.reader,
         mutator: runtime.mutator,
@@ -251,6 +268,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             random: deps.random.clone(),
         };
         let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
+        startup::follow(handles.node.clone(), Path::new(node::PROC), &metrics, &tasks);
         let pod_api = Arc::new(cluster.client.clone());
         let writer = StatusWriter::new(
             pod_api,
@@ -259,7 +277,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             queue,
             handles.node.clone(),
             deps.random.clone(),
-        );
+        )
+        .with_metrics(metrics.clone());
         tasks.spawn_until_stop(writer.run());
         sources.push(PodSource::Api);
         node_object = Some(handles.node.clone());
@@ -283,6 +302,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         flags: flags.clone(),
     });
     let health = Health::new(view.clone(), metrics.clone(), Some(log));
+    let figures = figures::open(&config, &flags, figures_parts, &view, &metrics);
     let secure = if config.enable_server {
         let needs = https::Needs {
             cluster: cluster.as_ref(),
@@ -291,6 +311,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             view: view.clone(),
             registry: view.registry.clone(),
             containers: Arc::new(containers),
+            figures: figures.clone(),
             metrics: metrics.clone(),
             health: health.clone(),
         };
@@ -298,7 +319,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     } else {
         None
     };
-    let servers = bind(&config, &flags, view, metrics, health.clone(), secure).await?;
+    let servers = bind(&config, &flags, view, figures, metrics, health.clone(), secure).await?;
     tasks.spawn(dispatcher.run(updates));
     Ok(Running { tasks, servers, health })
 }
@@ -491,6 +512,7 @@ async fn bind(
     config: &KubeletConfiguration,
     flags: &Flags,
     view: Arc<View>,
+    figures: Arc<dyn serve::Figures>,
     metrics: Arc<Metrics>,
     health: Health,
     secure: Option<Server>,
@@ -506,7 +528,7 @@ async fn bind(
     }
     if config.read_only_port > 0 {
         let at = address(&config.address, config.read_only_port)?;
-        servers.push(Server::read_only(view.clone(), metrics, health).bind_tcp(at).await?);
+        servers.push(Server::read_only(view.clone(), figures, metrics, health).bind_tcp(at).await?);
     }
     if let Some(secure) = secure {
         servers.push(secure.bind_tcp(address(&config.address, config.port)?).await?);

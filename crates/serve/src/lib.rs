@@ -14,6 +14,7 @@
 //! are not read, but for the number of `/debug/flags/v`.
 
 pub mod client;
+mod figures;
 mod health;
 mod healthz;
 mod local;
@@ -25,6 +26,7 @@ mod stall;
 
 use model::report::{NodeReport, PodReport};
 
+pub use figures::Figures;
 pub use health::{Checks, Health};
 pub use local::{API_VERSION, socket_path};
 pub use secure::{

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `/healthz[/ping\|/log\|/syncloop]` | any method |
 //! | `/metrics`, `/metrics/slis` | any method; text format 0.0.4 |
+//! | `/stats/summary`, `/metrics/cadvisor`, … | see [`figures`](crate::figures) |
 //! | `/pods`, `/pods/` | GET; a v1 PodList |
 //! | `/run/…`, `/exec/…`, `/attach/…`, `/portForward/…`, `/containerLogs/…`, `/runningpods/`, `/debug/pprof/`, `/logs/` | 405 `Debug endpoints are disabled.` |
 //!
@@ -21,6 +22,7 @@ use serde_json::Value;
 use telemetry::metrics::{HttpRequest, Metrics};
 
 use crate::NodeView;
+use crate::figures::{self, Figures};
 use crate::health::{Checks, Health};
 use crate::reply::{Answer, Reply, allow_get, error, json, not_found, redirect, reply, service_error};
 use crate::server::Handler;
@@ -55,6 +57,7 @@ const METHOD_LABELS: [&str; 8] = ["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELE
 
 pub(crate) struct ReadOnly {
     pub(crate) view: Arc<dyn NodeView>,
+    pub(crate) figures: Arc<dyn Figures>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) health: Health,
 }
@@ -64,9 +67,11 @@ impl Handler for ReadOnly {
         if let Some(reply) = self.health.answer(uri, Checks::All) {
             return Answer::Now(reply);
         }
+        if let Some(answer) = figures::answer(&self.figures, &self.metrics, method, uri, headers) {
+            return answer;
+        }
         let path = uri.path();
         match path {
-            "/metrics" => self.text_page(Metrics::encode),
             "/metrics/slis" => self.text_page(Metrics::encode_slis),
             "/pods" | "/pods/" if *method != Method::GET => {
                 Answer::Now(allow_get(service_error(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")))

@@ -23,6 +23,8 @@ pub(crate) enum Answer {
     Now(Reply),
     /// By work that copies and serialises much: done on a thread of its own, and only so many at a time.
     Later(Box<dyn FnOnce() -> Reply + Send>),
+    /// By work that waits for others; as `Later` only so many at a time.
+    Wait(Pin<Box<dyn Future<Output = Reply> + Send>>),
 }
 
 /// A body made in one piece.

@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::NodeView;
+use crate::figures::Figures;
 use crate::health::{Checks, Health};
 use crate::healthz::Healthz;
 use crate::local::Local;
@@ -122,12 +123,17 @@ impl Server {
         }
     }
 
-    /// `/pods`, `/metrics`, `/healthz` for `address` and `readOnlyPort`.
-    pub fn read_only(view: Arc<dyn NodeView>, metrics: Arc<Metrics>, health: Health) -> Self {
+    /// `/pods`, `/metrics`, `/stats/summary`, `/healthz` for `address` and `readOnlyPort`.
+    pub fn read_only(
+        view: Arc<dyn NodeView>,
+        figures: Arc<dyn Figures>,
+        metrics: Arc<Metrics>,
+        health: Health,
+    ) -> Self {
         Self {
             name: "read-only server",
             settings: "address and readOnlyPort",
-            speaks: Speaks::Plain(Arc::new(ReadOnly { view, metrics, health })),
+            speaks: Speaks::Plain(Arc::new(ReadOnly { view, figures, metrics, health })),
             limits: Limits::default(),
         }
     }
@@ -366,14 +372,18 @@ impl LargeAnswers {
 
     /// Does the work that an answer needs, if any.
     pub(crate) async fn give(&self, answer: Answer, path: &str) -> Reply {
-        let work = match answer {
-            Answer::Now(reply) => return reply,
-            Answer::Later(work) => work,
-        };
+        if let Answer::Now(reply) = answer {
+            return reply;
+        }
         let Ok(Ok(permit)) = tokio::time::timeout(self.wait, self.slots.clone().acquire_owned()).await else {
             return error(StatusCode::SERVICE_UNAVAILABLE, "too many answers are being taken at once; try again");
         };
-        match tokio::task::spawn_blocking(work).await {
+        let made = match answer {
+            Answer::Now(reply) => Ok(reply),
+            Answer::Later(work) => tokio::task::spawn_blocking(work).await,
+            Answer::Wait(work) => Ok(work.await),
+        };
+        match made {
             Ok(mut reply) => {
                 reply.body_mut().hold(permit);
                 reply

@@ -578,7 +578,14 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
     let deps = Arc::new(PodDeps {
         images,
         objects: Arc::new(pod::objects::Standalone),
-        prober: Prober::new(ports.clone(), tasks.clone(), clock.clone(), random.clone(), Events::default()),
+        prober: Prober::new(
+            ports.clone(),
+            tasks.clone(),
+            clock.clone(),
+            random.clone(),
+            Events::default(),
+            metrics.clone(),
+        ),
         user_namespaces,
         reader: ports.clone(),
         mutator: ports.clone(),

@@ -3,6 +3,7 @@
 //! A [`CgroupName`] is the same under every version and driver; how it looks on disk, and who creates it, is decided here.
 //! Everything here blocks; destroying waits for killed processes, at most [`DESTROY_WAIT`].
 
+mod figures;
 mod host;
 mod layout;
 mod name;
@@ -15,6 +16,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use figures::{
+    Detail, GroupDetail, GroupFigures, GroupPressure, MemoryFigures, Pressure, PressureLine, Throttling,
+};
 pub use host::HostCgroups;
 pub use layout::CgroupLayout;
 use model::cgroup::{CgroupName, CgroupResources};

@@ -16,7 +16,7 @@ pub use atomic_writer::{FileProjection, write_atomic_volume};
 pub use hostpath::{HostPathError, hostpath_check};
 pub use ownership::set_fs_group;
 pub use remove::{OrphanError, remove_pod_dir, remove_tree, remove_volume_dir};
-pub use usage::{DiskUsage, FilesystemFigures, disk_usage, filesystem};
+pub use usage::{DiskUsage, FilesystemFigures, NodeFilesystem, disk_usage, files_usage, filesystem, node_filesystems};
 
 use crate::error::{Attempt, Failed, Result, found};
 

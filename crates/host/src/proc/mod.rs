@@ -6,6 +6,7 @@ mod memory;
 mod net;
 mod node;
 mod process;
+mod traffic;
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,6 +18,10 @@ pub use net::{
 };
 pub use node::{Machine, machine, node_addresses};
 pub use process::{ProcessInfo, pids, process, write_oom_score_adj};
+pub use traffic::{
+    CpuTopology, DiskTraffic, InterfaceTraffic, OpenFiles, Traffic, cpu_topology, disk_traffic, interface_traffic,
+    open_files, open_files_limit,
+};
 
 use crate::error::{Attempt, Failed, Result, found};
 

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use cluster::calls::PodApi;
 use model::api::Node;
+use telemetry::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -64,6 +65,9 @@ pub struct StatusWriter {
     refused: HashMap<Key, u32>,
     /// No server answers: when the next try may be, and how many were in vain.
     down: Option<(Instant, u32)>,
+    /// Since when what is to be looked at waits; until it was.
+    since: HashMap<Key, Instant>,
+    metrics: Option<Arc<Metrics>>,
     /// Mirror pods that wait for the node's object, their owner.
     homeless: HashSet<Key>,
 }
@@ -91,6 +95,22 @@ impl StatusWriter {
             refused: HashMap::new(),
             down: None,
             homeless: HashSet::new(),
+            since: HashMap::new(),
+            metrics: None,
+        }
+    }
+
+    /// Tells how long statuses take to arrive.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: Arc<Metrics>) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
+    fn take_all(&mut self) {
+        for (key, at) in self.queue.take() {
+            self.since.entry(key.clone()).or_insert(at);
+            self.ready.insert(key);
         }
     }
 
@@ -107,7 +127,7 @@ impl StatusWriter {
                         self.finish(key, outcome);
                     }
                 }
-                () = self.queue.filled() => self.ready.extend(self.queue.take()),
+                () = self.queue.filled() => self.take_all(),
                 Ok(()) = self.node.changed() => self.ready.extend(self.homeless.drain()),
                 () = sleep_until(wake) => self.due(),
             }
@@ -138,9 +158,13 @@ impl StatusWriter {
         self.busy.remove(&key);
         match outcome {
             Outcome::Same => {
+                self.since.remove(&key);
                 self.refused.remove(&key);
             }
             Outcome::Written => {
+                if let (Some(at), Some(metrics)) = (self.since.remove(&key), &self.metrics) {
+                    metrics.beside.pod_status_sync_duration.observe(at.elapsed().as_secs_f64());
+                }
                 self.refused.remove(&key);
                 self.down = None;
             }

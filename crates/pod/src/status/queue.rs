@@ -1,10 +1,12 @@
 //! Whose status is to be looked at again. Level-triggered: a key says only "look", so any number of changes cost one entry.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use model::pod::{DesiredPod, PodUid};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// What the writer looks at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +23,8 @@ pub struct StatusQueue(Option<Arc<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    keys: Mutex<HashSet<Key>>,
+    /// With the time since when each waits.
+    keys: Mutex<HashMap<Key, Instant>>,
     filled: Notify,
 }
 
@@ -52,15 +55,16 @@ impl StatusQueue {
 
     pub(super) fn push(&self, key: Key) {
         if let Some(inner) = &self.0
-            && inner.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key)
+            && let Entry::Vacant(free) = inner.keys.lock().unwrap_or_else(PoisonError::into_inner).entry(key)
         {
+            free.insert(Instant::now());
             inner.filled.notify_one();
         }
     }
 
-    /// Everything that waits.
-    pub(super) fn take(&self) -> HashSet<Key> {
-        let Some(inner) = &self.0 else { return HashSet::new() };
+    /// Everything that waits, and since when.
+    pub(super) fn take(&self) -> HashMap<Key, Instant> {
+        let Some(inner) = &self.0 else { return HashMap::new() };
         std::mem::take(&mut *inner.keys.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

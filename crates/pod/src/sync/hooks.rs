@@ -8,6 +8,7 @@ use std::time::Duration;
 use cri::port::RuntimeMutator;
 use decide::config::go_text::quote;
 use model::api::{Container, HTTPGetAction, IntOrString, LifecycleHandler};
+use telemetry::metrics::Metrics;
 
 use crate::http::{Get, GetError, Tls};
 
@@ -18,6 +19,8 @@ const BODY_MAX: usize = 10 * 1024;
 pub struct HookContext<'a> {
     /// The runtime, for exec.
     pub runtime: &'a dyn RuntimeMutator,
+    /// Counts sleeps that are cut short.
+    pub metrics: &'a Metrics,
     /// CRI id of the container.
     pub container_id: &'a str,
     /// Container and pod as messages name them, from [`place`].
@@ -33,6 +36,17 @@ pub struct HookContext<'a> {
 /// How Go's messages name a container; `pod`: `NAME_NAMESPACE(UID)`.
 pub fn place(container: &str, pod: &str) -> String {
     format!("for Container {} in Pod {}", quote(container), quote(pod))
+}
+
+/// Counts a sleep that is dropped before its end.
+struct CutShort<'a>(Option<&'a Metrics>);
+
+impl Drop for CutShort<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.sleep_terminated_early.inc();
+        }
+    }
 }
 
 /// Runs one handler to its end.
@@ -62,7 +76,9 @@ pub async fn run(hook: &LifecycleHandler, context: &HookContext<'_>) -> Result<(
         return http_get(get, context).await.map_err(failed);
     }
     if let Some(sleep) = &hook.sleep {
+        let mut cut = CutShort(Some(context.metrics));
         tokio::time::sleep(Duration::from_secs(sleep.seconds.max(0).unsigned_abs())).await;
+        cut.0 = None;
         return Ok(());
     }
     Err("the handler names neither exec, httpGet nor sleep".to_owned())

@@ -10,8 +10,9 @@ use model::plan::Plan;
 use model::pod::DesiredPod;
 use model::report::StopReport;
 use model::timeline::{StepKind, StepResult};
-use telemetry::metrics::ContainerCounts;
+use telemetry::metrics::{ContainerCounts, Metrics};
 
+use super::start::container_type;
 use crate::desired::has_ended;
 use crate::registry::{PodView, Running, WorkerState};
 use crate::worker::{EndReason, Worker};
@@ -81,6 +82,7 @@ impl Worker {
         if begun && phase == "Running" && state == WorkerState::Syncing {
             let took = deps.clock.now().duration_since(self.entry.view().seen);
             deps.metrics.pod_start_duration.observe(took.as_secs_f64());
+            self.count_start(pod, &shown);
         }
         self.account(Some(observed));
         let stops = self.stops(pod, observed);
@@ -89,7 +91,7 @@ impl Worker {
         let ready = is_ready(&shown);
         let news = view.status != shown;
         view.status = shown;
-        note_stops(&mut view, stops);
+        note_stops(&mut view, pod, stops, &deps.metrics);
         drop(view);
         if news {
             deps.status.changed(pod);
@@ -155,6 +157,30 @@ impl Worker {
             .collect()
     }
 
+    /// How long a pod of the API took from its creation to running: all of it, and without what the node cannot help, the pulls of its images and
+    /// the runs of its init containers (SIG Scalability's indicator of pod startup).
+    fn count_start(&self, pod: &DesiredPod, shown: &PodStatus) {
+        let Some(created) = pod.meta().creation_timestamp.as_ref().filter(|_| !pod.is_static()) else { return };
+        let metrics = &self.deps.metrics;
+        let total = self.deps.clock.now().duration_since(created.0);
+        metrics.pod_start_total_duration.observe(total.as_secs_f64());
+        let view = self.entry.view();
+        let pulls = || view.timeline().iter().filter(|s| s.kind == StepKind::Pull);
+        let begun = pulls().map(|s| s.started).min();
+        let ended = pulls().filter_map(|s| s.ended).max();
+        let pulled = begun.zip(ended).map(|(begun, ended)| ended.duration_since(begun)).unwrap_or_default();
+        let run = shown.init_container_statuses.iter().flatten().filter_map(|c| {
+            let ended = c.state.as_ref()?.terminated.as_ref()?;
+            Some(ended.finished_at.as_ref()?.0.duration_since(ended.started_at.as_ref()?.0))
+        });
+        let without = run.fold(total - pulled, |left, took| left - took).as_secs_f64().max(0.0);
+        metrics.pod_start_sli_duration.observe(without);
+        let first = &metrics.beside.first_network_pod_start;
+        if first.get() == 0.0 && !pod.host_network() {
+            first.set(without);
+        }
+    }
+
     /// Notes what the plan waits for; true when something waits that did not.
     pub(crate) fn note_waits(&mut self, pod: &DesiredPod, plan: &Plan) -> bool {
         let mut news = false;
@@ -186,10 +212,13 @@ impl Worker {
     }
 }
 
-fn note_stops(view: &mut PodView, stops: Vec<&ObservedContainer>) {
+fn note_stops(view: &mut PodView, pod: &DesiredPod, stops: Vec<&ObservedContainer>, metrics: &Metrics) {
     for c in stops {
         if view.last_stops.get(&c.name).is_some_and(|s| s.at == c.finished_at && s.exit_code == c.exit_code) {
             continue;
+        }
+        if let Some(entry) = pod.container(&c.name) {
+            metrics.container_terminated(container_type(entry.kind), c.exit_code, &c.reason);
         }
         let killed = view.last_kill.remove(&c.id);
         let why = match (killed, c.reason.as_str()) {

@@ -362,6 +362,7 @@ impl Worker {
         let ip = observed.sandboxes.first().and_then(|s| s.ips.first().cloned());
         let context = HookContext {
             runtime: &*self.deps.mutator,
+            metrics: &self.deps.metrics,
             container_id: id,
             place: hooks::place(name, &config::pod_text(pod)),
             spec: Some(entry.spec),
@@ -443,7 +444,7 @@ pub(crate) fn hash_of(entry: &ContainerEntry<'_>) -> u32 {
     manifest::container_hash(entry.spec.image.as_deref().unwrap_or_default(), &entry.spec.name)
 }
 
-fn container_type(kind: ContainerKind) -> ContainerType {
+pub(super) fn container_type(kind: ContainerKind) -> ContainerType {
     match kind {
         ContainerKind::Init | ContainerKind::Sidecar => ContainerType::Init,
         ContainerKind::App => ContainerType::App,

@@ -232,6 +232,7 @@ impl Worker {
                 let named = pod.map_or_else(|| self.name(), decide::config::pod_text);
                 let context = HookContext {
                     runtime: &*self.deps.mutator,
+                    metrics: &self.deps.metrics,
                     container_id: &stop.id,
                     place: hooks::place(&stop.name, &named),
                     spec,

@@ -173,6 +173,7 @@ impl Worker {
 
     async fn mount(&mut self, pod: &DesiredPod, gathered: Gathered) -> Result<MountedVolumes, String> {
         let Gathered { payloads, mut failed, unprocessed, plugins, due } = gathered;
+        let began = Instant::now();
         let mut results = self.deps.host.mount_volumes(pod, payloads).await.map_err(|e| e.chain())?;
         self.volumes.plugins = !plugins.is_empty();
         let mut newer = self.intent.clone();
@@ -185,6 +186,13 @@ impl Worker {
         self.volumes.made = Some(Instant::now());
         self.volumes.wake_at = due;
         failed.extend(results.failed);
+        for volume in pod.spec().volumes.iter().flatten() {
+            let bad = failed.contains_key(&volume.name);
+            if bad || results.mounted.contains_key(&volume.name) {
+                let plugin = decide::volume_plugin::plugin_name(volume);
+                self.deps.metrics.beside.volume_mounted(plugin, began.elapsed(), bad);
+            }
+        }
         for message in failed.values() {
             self.deps.events.pod_warning(pod, "FailedMount", message);
         }

@@ -21,6 +21,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 use telemetry::LogLimiter;
+use telemetry::metrics::Metrics;
 
 use super::cache::TtlCache;
 use super::tls::{ClientCa, TlsError};
@@ -55,6 +56,7 @@ pub(crate) struct Authenticator {
     client_ca: Option<ClientCa>,
     tokens: Option<Tokens>,
     anonymous: bool,
+    metrics: Arc<Metrics>,
     limiter: LogLimiter,
 }
 
@@ -68,12 +70,13 @@ struct Tokens {
 impl Authenticator {
     /// # Errors
     /// The client CAs cannot be read.
-    pub(crate) fn open(settings: Authentication) -> Result<Self, TlsError> {
+    pub(crate) fn open(settings: Authentication, metrics: Arc<Metrics>) -> Result<Self, TlsError> {
         Ok(Self {
             client_ca: settings.client_ca_file.map(ClientCa::open).transpose()?,
             tokens: settings.tokens.map(|(api, keep)| Tokens { api, keep, answers: TtlCache::new(TOKENS) }),
             anonymous: settings.anonymous,
             limiter: LogLimiter::new(LOG_INTERVAL),
+            metrics,
         })
     }
 
@@ -87,7 +90,10 @@ impl Authenticator {
         let mut refused = false;
         if let (Some(ca), Some(leaf)) = (&self.client_ca, chain.first()) {
             match ca.verify(chain).and_then(|()| certificate_user(leaf)) {
-                Ok(Some(user)) => return Some(Arc::new(authenticated(user))),
+                Ok(Some((user, left))) => {
+                    self.metrics.beside.client_certificate(left);
+                    return Some(Arc::new(authenticated(user)));
+                }
                 // A certificate without a name says nothing about its holder.
                 Ok(None) => {}
                 Err(e) => {
@@ -161,19 +167,17 @@ fn authenticated(mut user: User) -> User {
 }
 
 /// Subject CN is the name, O the groups; the certificate's digest goes along, as the API server does it.
-fn certificate_user(leaf: &CertificateDer<'_>) -> Result<Option<User>, String> {
+fn certificate_user(leaf: &CertificateDer<'_>) -> Result<Option<(User, f64)>, String> {
     let info = CertInfo::of(leaf)?;
     if info.common_name.is_empty() {
         return Ok(None);
     }
     let digest: String = Sha256::digest(leaf).iter().map(|b| format!("{b:02x}")).collect();
     let id = ("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("X509SHA256={digest}")]);
-    Ok(Some(User {
-        name: info.common_name,
-        uid: String::new(),
-        groups: info.organizations,
-        extra: BTreeMap::from([id]),
-    }))
+    let left = info.not_after.duration_since(jiff::Timestamp::now()).as_secs_f64();
+    let user =
+        User { name: info.common_name, uid: String::new(), groups: info.organizations, extra: BTreeMap::from([id]) };
+    Ok(Some((user, left)))
 }
 
 /// The token of `Authorization: Bearer TOKEN`.

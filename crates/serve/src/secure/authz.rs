@@ -1,12 +1,13 @@
 //! Who may do what: a request becomes attributes of the Node object's subresources, and the API server says whether the caller has them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::calls::AuthApi;
 use cluster::{ClusterError, ClusterResult, ErrorKind};
 use http::Method;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use telemetry::metrics::Metrics;
 
 use super::authn::User;
 use super::cache::TtlCache;
@@ -85,6 +86,7 @@ pub(crate) struct Authorizer {
     mode: Authorization,
     node_name: String,
     fine_grained: bool,
+    metrics: Arc<Metrics>,
     answers: TtlCache<Question, bool>,
 }
 
@@ -98,8 +100,8 @@ pub(crate) enum Refusal {
 }
 
 impl Authorizer {
-    pub(crate) fn new(mode: Authorization, node_name: String, fine_grained: bool) -> Self {
-        Self { mode, node_name, fine_grained, answers: TtlCache::new(ANSWERS) }
+    pub(crate) fn new(mode: Authorization, node_name: String, fine_grained: bool, metrics: Arc<Metrics>) -> Self {
+        Self { mode, node_name, fine_grained, metrics, answers: TtlCache::new(ANSWERS) }
     }
 
     /// Lets the request through or not.
@@ -159,7 +161,10 @@ impl Authorizer {
             ..SubjectAccessReviewSpec::default()
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer = retried(|| api.review_access(&review)).await?;
+        let began = Instant::now();
+        let answer = retried(|| api.review_access(&review)).await;
+        self.metrics.beside.delegated_authz(answer.is_ok(), began.elapsed());
+        let answer = answer?;
         // A denial and no opinion are the same here.
         Ok(answer.status.is_some_and(|s| s.allowed && s.denied != Some(true)))
     }

@@ -6,7 +6,7 @@
 //!
 //! | path | |
 //! |---|---|
-//! | `/healthz…`, `/metrics`, `/metrics/slis`, `/pods` | as on the read-only port |
+//! | `/healthz…`, `/metrics…`, `/stats/summary`, `/pods` | as on the read-only port |
 //! | `/runningpods/`, `/configz` | what the runtime runs; the configuration in force |
 //! | `/containerLogs/NS/POD/C` | [`logs`] |
 //! | `/exec`, `/attach`, `/portForward` | [`upgrade`]: handed to the runtime's streaming server |
@@ -77,6 +77,7 @@ pub use route::Handlers;
 pub use tls::{ServingCertificate, TlsError, TlsSettings};
 
 use crate::NodeView;
+use crate::figures::Figures;
 use crate::health::Health;
 use crate::read_only::{ReadOnly, accepts_json, observed};
 use crate::reply::{
@@ -87,7 +88,8 @@ use crate::stall::{Patience, StallGuard};
 use authn::Authenticator;
 use authz::{Authorizer, Refusal};
 use log_options::{LogQuery, Wrong};
-use route::{Known, Route, Target, first, parameters};
+pub(crate) use route::parameters;
+use route::{Known, Route, Target, first};
 use upgrade::SessionSlot;
 
 /// For a client to end the TLS handshake.
@@ -139,6 +141,8 @@ pub struct SecureParts {
     pub pods: Arc<dyn PodLookup>,
     /// The container runtime.
     pub containers: Arc<dyn ContainerPort>,
+    /// Figures that are collected when somebody asks.
+    pub figures: Arc<dyn Figures>,
     /// What `/metrics` shows.
     pub metrics: Arc<Metrics>,
     /// What `/healthz` tells; also leads to the log whose verbosity can be set.
@@ -231,12 +235,17 @@ impl Secure {
     /// # Errors
     /// Certificates, keys or CAs cannot be used.
     pub(crate) fn open(parts: SecureParts) -> Result<Self, TlsError> {
-        let authenticator = Authenticator::open(parts.authentication)?;
+        let authenticator = Authenticator::open(parts.authentication, parts.metrics.clone())?;
         let config = tls::server_config(&parts.tls, authenticator.asks_certificates())?;
         Ok(Self {
             acceptor: TlsAcceptor::from(config),
             authenticator,
-            authorizer: Authorizer::new(parts.authorization, parts.node_name, parts.fine_grained),
+            authorizer: Authorizer::new(
+                parts.authorization,
+                parts.node_name,
+                parts.fine_grained,
+                parts.metrics.clone(),
+            ),
             handlers: parts.handlers,
             translate: parts.translate,
             system_logs: Arc::new(parts.system_logs),
@@ -247,7 +256,12 @@ impl Secure {
             health: parts.health.clone(),
             split_streams: parts.split_streams,
             streaming_idle: parts.streaming_idle,
-            pages: ReadOnly { view: parts.view.clone(), metrics: parts.metrics.clone(), health: parts.health },
+            pages: ReadOnly {
+                view: parts.view.clone(),
+                figures: parts.figures,
+                metrics: parts.metrics.clone(),
+                health: parts.health,
+            },
             view: parts.view,
             pods: parts.pods,
             containers: parts.containers,

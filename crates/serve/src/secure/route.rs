@@ -127,7 +127,9 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>, on: &Handl
     let get = |known: Known| only(Method::GET, known);
     Route::Known(match path.as_str() {
         "/healthz" | "/healthz/ping" | "/healthz/log" | "/healthz/syncloop" | "/metrics" | "/metrics/slis"
-        | "/pods" | "/pods/" => Known::Page,
+        | "/metrics/cadvisor" | "/metrics/resource" | "/metrics/probes" | "/stats/summary" | "/pods" | "/pods/" => {
+            Known::Page
+        }
         "/configz" if debugging => Known::Configz,
         "/flagz" if debugging && on.flagz => Known::Flagz,
         "/statusz" if debugging && on.statusz => Known::Statusz,

@@ -131,6 +131,7 @@ impl Secure {
                 of.patience.store(true, Ordering::Relaxed);
                 let protocol = if let Carry::Tunnel = carry { websocket::TUNNEL } else { websocket::CHANNELS };
                 if self.translate && websocket::offers(request.headers(), protocol) {
+                    self.metrics.beside.websocket_translated(subresource(request.uri().path()));
                     return websocket::translate(request, &url, carry, self.streaming_idle, &of.session).await;
                 }
                 upgrade::proxy(request, &url, self.streaming_idle, &of.session).await
@@ -193,4 +194,13 @@ fn ports(headers: &HeaderMap, parameters: &[(String, String)]) -> Result<Vec<i32
         }
     }
     Ok(ports)
+}
+
+/// What a session is for, as metrics name it.
+fn subresource(path: &str) -> &'static str {
+    match path.trim_start_matches('/').split('/').next() {
+        Some("exec") => "exec",
+        Some("attach") => "attach",
+        _ => "portforward",
+    }
 }

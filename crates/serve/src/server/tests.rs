@@ -48,6 +48,28 @@ impl FakeNode {
     }
 }
 
+/// Figures that nobody has.
+pub(crate) struct NoFigures;
+
+#[async_trait::async_trait]
+impl Figures for NoFigures {
+    async fn summary(&self, _only_cpu_and_memory: bool) -> Result<bytes::Bytes, String> {
+        Ok(bytes::Bytes::from_static(b"{}"))
+    }
+
+    async fn cadvisor(&self) -> Result<bytes::Bytes, String> {
+        Ok(bytes::Bytes::new())
+    }
+
+    async fn resource(&self) -> bytes::Bytes {
+        bytes::Bytes::new()
+    }
+
+    async fn on_main_page(&self) -> String {
+        String::new()
+    }
+}
+
 impl NodeView for FakeNode {
     fn pods(&self) -> Vec<Pod> {
         self.entered.notify_one();
@@ -115,7 +137,7 @@ async fn start(kind: Kind, node: FakeNode, limits: Limits) -> Running {
     let health = Health::new(node.clone(), metrics.clone(), None);
     let server = match kind {
         Kind::Healthz(checks) => Server::healthz(health, checks),
-        Kind::ReadOnly => Server::read_only(node.clone(), metrics.clone(), health),
+        Kind::ReadOnly => Server::read_only(node.clone(), Arc::new(NoFigures), metrics.clone(), health),
     };
     let bound = server.with_limits(limits).bind_tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = bound.local_addr().unwrap();
@@ -168,7 +190,8 @@ async fn read_only_answers_as_go() {
             format!("406 Not Acceptable\n{text}"),
             "406: Not Acceptable\n\nAvailable representations: application/json",
         ),
-        ("GET /stats/summary", format!("404 Not Found\n{text}"), "404: Page Not Found"),
+        ("GET /stats/summary", "200 OK\ncontent-type: application/json".to_owned(), "{}"),
+        ("GET /stats/other", format!("404 Not Found\n{text}"), "404: Page Not Found"),
         ("GET /nope", format!("404 Not Found\n{text}\n{nosniff}"), "404 page not found\n"),
         ("POST /", format!("404 Not Found\n{text}\n{nosniff}"), "404 page not found\n"),
         ("GET /metrics/", format!("404 Not Found\n{text}\n{nosniff}"), "404 page not found\n"),

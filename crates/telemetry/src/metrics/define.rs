@@ -5,8 +5,9 @@ use prometheus::{
     exponential_buckets,
 };
 
+use super::beside::count_registered;
 use super::process::ProcessCollector;
-use super::{Metrics, MetricsError};
+use super::{Beside, Metrics, MetricsError};
 
 const POD_START_BUCKETS: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
@@ -61,11 +62,14 @@ impl Metrics {
     pub fn new() -> Result<Self, MetricsError> {
         let registry = Registry::new();
         let health = Registry::new();
+        let probes = Registry::new();
         registry.register(Box::new(ProcessCollector::all()?))?;
         health.register(Box::new(ProcessCollector::start_time()?))?;
+        probes.register(Box::new(ProcessCollector::start_time()?))?;
         let on = Definer(&registry);
+        let beside = Beside::new(&registry)?;
         let http = ["method", "path", "server_type", "long_running"];
-        Ok(Self {
+        let metrics = Self {
             pleg_relist_duration: on.histogram(
                 "pleg_relist_duration_seconds",
                 "Seconds that listing and comparing all pods of the runtime took.",
@@ -273,6 +277,12 @@ impl Metrics {
                 &["operation_type"],
                 DEFAULT_BUCKETS,
             )?,
+            volume_metric_collection_duration: on.histograms(
+                "volume_metric_collection_duration_seconds",
+                "Seconds that measuring a volume took.",
+                &["metric_source"],
+                DEFAULT_BUCKETS,
+            )?,
             node_name: on.gauges("node_name", "The node's name; the value is always 1.", &["node"])?,
             http_requests: on.counters("http_requests_total", "HTTP requests received.", &http)?,
             http_requests_duration: on.histograms(
@@ -308,8 +318,21 @@ impl Metrics {
                 Opts::new("kubernetes_healthchecks_total", "Results of health checks."),
                 &["name", "type", "status"],
             )?)?,
+            probe_total: Definer(&probes).register(CounterVec::new(
+                Opts::new("prober_probe_total", "Tries of probes by how they ended."),
+                &["probe_type", "result", "container", "pod", "namespace", "pod_uid"],
+            )?)?,
+            probe_duration: Definer(&probes).register(HistogramVec::new(
+                HistogramOpts::new("prober_probe_duration_seconds", "Seconds that a try of a probe took."),
+                &["probe_type", "container", "pod", "namespace"],
+            )?)?,
+            probe_series: Default::default(),
+            beside,
             registry,
             health,
-        })
+            probes,
+        };
+        count_registered(&metrics.registry)?;
+        Ok(metrics)
     }
 }

@@ -5,14 +5,18 @@
 //!
 //! As with Go, a figure with labels appears on the page with its first value.
 
+mod beside;
 mod calls;
 mod define;
 mod process;
 
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramVec, Registry, TextEncoder};
 
+pub use beside::Beside;
 pub use calls::{admission_reason, image_size_bucket, operation_type};
 
 /// The metrics could not be set up: two figures share a name or a name is malformed.
@@ -119,10 +123,26 @@ pub struct BuildInfo<'a> {
     pub platform: &'a str,
 }
 
+/// Which probe of which container.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbedContainer<'a> {
+    /// `Liveness`, `Readiness` or `Startup`.
+    pub probe_type: &'a str,
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The pod's name.
+    pub pod: &'a str,
+    /// The pod's UID.
+    pub uid: &'a str,
+    /// The container's name.
+    pub container: &'a str,
+}
+
 /// Every figure rubelet feeds. Durations are seconds.
 pub struct Metrics {
     registry: Registry,
     health: Registry,
+    probes: Registry,
 
     /// Seconds that a relist took.
     pub pleg_relist_duration: Histogram,
@@ -180,6 +200,8 @@ pub struct Metrics {
     pub image_volume_mounted: Counter,
     /// Image volumes that failed to mount.
     pub image_volume_errors: Counter,
+    /// What is not the kubelet's own.
+    pub beside: Beside,
 
     runtime_operations: CounterVec,
     runtime_operations_errors: CounterVec,
@@ -202,6 +224,7 @@ pub struct Metrics {
     credential_plugin_duration: HistogramVec,
     credential_plugin_errors: CounterVec,
     cgroup_manager_duration: HistogramVec,
+    volume_metric_collection_duration: HistogramVec,
     node_name: GaugeVec,
     build_info: GaugeVec,
     feature_enabled: GaugeVec,
@@ -210,6 +233,9 @@ pub struct Metrics {
     http_inflight: GaugeVec,
     healthcheck: GaugeVec,
     healthchecks: CounterVec,
+    probe_total: CounterVec,
+    probe_duration: HistogramVec,
+    probe_series: Mutex<HashMap<String, BTreeSet<[String; 4]>>>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -230,6 +256,44 @@ impl Metrics {
     /// The text of `/metrics/slis`: results of the health checks.
     pub fn encode_slis(&self) -> Result<String, MetricsError> {
         encode(&self.health)
+    }
+
+    /// The text of `/metrics/probes`.
+    pub fn encode_probes(&self) -> Result<String, MetricsError> {
+        encode(&self.probes)
+    }
+
+    /// One try of a probe (`Liveness`, `Readiness`, `Startup`) and how it ended; None: it could not be made.
+    pub fn probed(&self, probe: ProbedContainer<'_>, result: Option<bool>, took: Duration) {
+        let ProbedContainer { probe_type, namespace, pod, uid, container } = probe;
+        let word = match result {
+            Some(true) => "successful",
+            Some(false) => "failed",
+            None => "unknown",
+        };
+        self.probe_total.with_label_values(&[probe_type, word, container, pod, namespace, uid]).inc();
+        // As in Go, a failure has no duration.
+        if result != Some(false) {
+            self.probe_duration.with_label_values(&[probe_type, container, pod, namespace]).observe(took.as_secs_f64());
+        }
+        let mut series = self.probe_series.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_pod = series.entry(uid.to_owned()).or_default();
+        let key = [probe_type, container, pod, namespace];
+        if !of_pod.iter().any(|known| known == &key) {
+            of_pod.insert(key.map(str::to_owned));
+        }
+    }
+
+    /// The pod is gone: its probes are no longer shown.
+    pub fn forget_probes(&self, uid: &str) {
+        let gone = self.probe_series.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        for [probe_type, container, pod, namespace] in gone.into_iter().flatten() {
+            for word in ["successful", "failed", "unknown"] {
+                let _ =
+                    self.probe_total.remove_label_values(&[&*probe_type, word, &*container, &*pod, &*namespace, uid]);
+            }
+            let _ = self.probe_duration.remove_label_values(&[&*probe_type, &*container, &*pod, &*namespace]);
+        }
     }
 
     /// One CRI call, named as in the API (`RunPodSandbox`), its duration and whether it failed.
@@ -348,6 +412,11 @@ impl Metrics {
     /// One operation on a pod's cgroup: `create`, `update` or `destroy`.
     pub fn cgroup_operation(&self, operation: &'static str, took: Duration) {
         self.cgroup_manager_duration.with_label_values(&[operation]).observe(took.as_secs_f64());
+    }
+
+    /// What a volume takes was measured, by `du` (a walk) or `statfs`.
+    pub fn volume_measured(&self, source: &'static str, took: Duration) {
+        self.volume_metric_collection_duration.with_label_values(&[source]).observe(took.as_secs_f64());
     }
 
     /// The node's name; once, at start.

@@ -34,6 +34,19 @@ fn filled() -> Metrics {
     metrics.set_feature("SidecarContainers", "", true);
     metrics.health_check("ping", true);
     drop(metrics.http_request("GET", "pods", "readonly", false));
+    metrics.credential_plugin("p", second, true);
+    metrics.volume_measured("du", second);
+    let beside = &metrics.beside;
+    beside.api_request("GET", "127.0.0.1:6443", 200, second, 0);
+    beside.api_answer("GET", "127.0.0.1:6443", 100);
+    beside.api_request_held("GET", "127.0.0.1:6443", second);
+    beside.transport_made();
+    beside.websocket_translated("exec");
+    beside.client_certificate(1e6);
+    beside.delegated_authz(true, second);
+    beside.must_pull_check("credentialPolicyAllowed");
+    beside.volume_mounted("kubernetes.io/configmap", second, false);
+    beside.volumes([("kubernetes.io/configmap", 1, 1)].into_iter());
     metrics
 }
 
@@ -78,6 +91,27 @@ fn sli_page() {
         text.contains("kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1\n"),
         "{text}"
     );
+}
+
+#[test]
+fn probes_page() {
+    let metrics = Metrics::new().unwrap();
+    let probe = ProbedContainer { probe_type: "Liveness", namespace: "ns", pod: "web", uid: "u", container: "c" };
+    metrics.probed(probe, Some(true), Duration::from_millis(30));
+    metrics.probed(probe, Some(false), Duration::from_millis(30));
+    metrics.probed(ProbedContainer { uid: "v", pod: "other", ..probe }, None, Duration::from_secs(3));
+    let text = metrics.encode_probes().unwrap();
+    for line in [
+        "prober_probe_total{container=\"c\",namespace=\"ns\",pod=\"web\",pod_uid=\"u\",probe_type=\"Liveness\",result=\"successful\"} 1",
+        "prober_probe_total{container=\"c\",namespace=\"ns\",pod=\"web\",pod_uid=\"u\",probe_type=\"Liveness\",result=\"failed\"} 1",
+        "prober_probe_duration_seconds_count{container=\"c\",namespace=\"ns\",pod=\"web\",probe_type=\"Liveness\"} 1",
+        "prober_probe_duration_seconds_count{container=\"c\",namespace=\"ns\",pod=\"other\",probe_type=\"Liveness\"} 1",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line}\n{text}");
+    }
+    metrics.forget_probes("u");
+    let text = metrics.encode_probes().unwrap();
+    assert!(!text.contains("web") && text.contains("other"), "{text}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The fixtures are what the Go kubelet 1.36.1 gave: `RUBELET_BIN=~/.cache/rubelet-lab/bin/kubelet RUBELET_E2E_RECORD=1` writes them anew.
 #![allow(clippy::unwrap_used)]
 
+mod figures;
 mod node;
 mod objects;
 mod outages;
@@ -62,6 +63,9 @@ fn main() -> ExitCode {
             many_at_once
             a_terminal_follows_its_window
             a_debugging_container;
+        figures:
+            kubectl_top_shows_the_node_and_its_pods
+            pages_are_for_those_who_may_see_them;
         outages:
             of_the_api_server_harm_no_pod
             of_the_kubelet_are_caught_up

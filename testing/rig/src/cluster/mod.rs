@@ -43,6 +43,8 @@ const SERVICES: &str = "10.96.0.0/16";
 /// The first of them: the Service `kubernetes`.
 const SERVICE_ADDRESS: &str = "10.96.0.1";
 const HOST: &str = "127.0.0.1";
+/// As whom the API server passes requests on to servers of other APIs (APIService).
+const FRONT_PROXY: &str = "front-proxy-client";
 /// Longest start of one part, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -164,6 +166,7 @@ impl ControlPlane {
         let names = [HOST, "localhost", SERVICE_ADDRESS, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         authority.issue("kube-apiserver", "kube-apiserver", None, &names)?;
         authority.issue("kubelet-client", objects::KUBELET_CLIENT, None, &[])?;
+        authority.issue("front-proxy-client", FRONT_PROXY, None, &[])?;
         let admin = authority.issue("admin", "kubernetes-admin", Some("system:masters"), &[])?;
         pki::key(&dir.join("pki"), "service-accounts")?;
         // An authority of its own: whoever has a certificate of the cluster may not read the store behind it.
@@ -456,6 +459,13 @@ impl ControlPlane {
             format!("--kubelet-client-certificate={pki}/kubelet-client.crt"),
             format!("--kubelet-client-key={pki}/kubelet-client.key"),
             "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
+            format!("--proxy-client-cert-file={pki}/front-proxy-client.crt"),
+            format!("--proxy-client-key-file={pki}/front-proxy-client.key"),
+            format!("--requestheader-client-ca-file={pki}/ca.crt"),
+            format!("--requestheader-allowed-names={FRONT_PROXY}"),
+            "--requestheader-username-headers=X-Remote-User".to_owned(),
+            "--requestheader-group-headers=X-Remote-Group".to_owned(),
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
             format!("--service-account-key-file={pki}/service-accounts.pub"),
             format!("--service-account-signing-key-file={pki}/service-accounts.key"),

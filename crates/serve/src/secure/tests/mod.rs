@@ -33,7 +33,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::*;
-use crate::server::tests::FakeNode;
+use crate::server::tests::{FakeNode, NoFigures};
 use crate::server::{Bound, Server};
 
 /// A certificate authority made for a test.
@@ -254,6 +254,7 @@ pub(super) fn parts(directory: &Path, containers: &Arc<FakeContainers>, pods: Fa
         view: view.clone(),
         pods: Arc::new(pods),
         containers: containers.clone(),
+        figures: Arc::new(NoFigures),
         health: Health::new(view, metrics.clone(), None),
         metrics,
         system_logs: LogTree::new(directory.join("var-log"), vec![directory.join("pod-logs")]),

@@ -1,0 +1,208 @@
+//! Reading the control groups: the node, everything of the pods, and the groups that the configuration names.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use host::cgroup::{CgroupLayout, Detail, GroupFigures};
+use host::proc::{InterfaceTraffic, OpenFiles};
+use jiff::Timestamp;
+use tracing::warn;
+
+use crate::names::{Names, Owner};
+
+/// Deeper than this no container nests its groups.
+const MAX_DEPTH: usize = 16;
+
+/// Where the control groups are.
+#[derive(Clone, Debug)]
+pub struct GroupSettings {
+    /// The hierarchies.
+    pub layout: CgroupLayout,
+    /// The path of the group above all pods.
+    pub kubepods: String,
+    /// procfs.
+    pub proc: PathBuf,
+    /// sysfs.
+    pub sys: PathBuf,
+    /// Groups of the system that are shown: what Go calls them (`kubelet`, `runtime`, `misc`), and their paths.
+    pub system: Vec<(&'static str, String)>,
+}
+
+/// One group, as it was at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Group {
+    pub(crate) path: String,
+    pub(crate) owner: Owner,
+    pub(crate) at: Timestamp,
+    pub(crate) figures: GroupFigures,
+    /// CPU in billionths of a core, over the time since an earlier look.
+    pub(crate) nano_cores: Option<u64>,
+    /// The network's interfaces, for the node and for sandboxes.
+    pub(crate) interfaces: Option<Vec<InterfaceTraffic>>,
+    /// Its own processes, for containers.
+    pub(crate) processes: Option<u64>,
+    /// What the processes have open; with [`Detail::Full`].
+    pub(crate) open: OpenFiles,
+    /// Soft limit of open files of the first process.
+    pub(crate) open_limit: Option<i64>,
+}
+
+/// All groups.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Groups {
+    /// The node first, then those of pods, parents before children, then those of the system.
+    pub(crate) all: Vec<Group>,
+    /// The rates are known, as far as groups were there before.
+    pub(crate) rated: bool,
+}
+
+impl Groups {
+    pub(crate) fn at(&self, path: &str) -> Option<&Group> {
+        self.all.iter().find(|g| g.path == path)
+    }
+
+    /// CPU times by path, for the next look.
+    pub(crate) fn cpu_times(&self) -> CpuTimes {
+        let times = self.all.iter().filter_map(|g| Some((g.path.clone(), (g.at, g.figures.cpu_ns?))));
+        CpuTimes(times.collect())
+    }
+}
+
+/// CPU time of each group at an earlier moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CpuTimes(HashMap<String, (Timestamp, u64)>);
+
+impl CpuTimes {
+    /// Billionths of a core in use since then. None: not known, the group was made anew since, or no time has passed.
+    pub(crate) fn rate(&self, path: &str, at: Timestamp, cpu_ns: u64) -> Option<u64> {
+        let (before, used) = self.0.get(path)?;
+        let time = u128::try_from(at.duration_since(*before).as_nanos()).ok().filter(|ns| *ns > 0)?;
+        let used = u128::from(cpu_ns.checked_sub(*used)?);
+        u64::try_from(used * 1_000_000_000 / time).ok()
+    }
+}
+
+/// What is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) detail: Detail,
+    /// Also groups that containers made within theirs.
+    pub(crate) nested: bool,
+}
+
+/// A first, short look: CPU times alone. Blocks.
+pub(crate) fn cpu_times(settings: &GroupSettings, names: &Names) -> CpuTimes {
+    let mut times = HashMap::new();
+    for (path, _) in paths(settings, names, false) {
+        if let Some(ns) = settings.layout.cpu_time(&path) {
+            times.insert(path, (Timestamp::now(), ns));
+        }
+    }
+    CpuTimes(times)
+}
+
+/// Reads all groups. A group that goes meanwhile is left out. Blocks for about a tenth of a millisecond a group.
+pub(crate) fn read(settings: &GroupSettings, names: &Names, wanted: Wanted, before: Option<&CpuTimes>) -> Groups {
+    let mut all = Vec::new();
+    for (path, owner) in paths(settings, names, wanted.nested) {
+        let figures = match settings.layout.figures(&path, &settings.proc, wanted.detail) {
+            Ok(Some(figures)) => figures,
+            Ok(None) => continue,
+            Err(e) => {
+                warn!(err = e.full(), group = path, "A control group cannot be read");
+                continue;
+            }
+        };
+        let at = Timestamp::now();
+        let mut group = Group {
+            nano_cores: before.and_then(|b| b.rate(&path, at, figures.cpu_ns?)),
+            path,
+            owner,
+            at,
+            figures,
+            interfaces: None,
+            processes: None,
+            open: OpenFiles::default(),
+            open_limit: None,
+        };
+        processes(settings, &mut group);
+        all.push(group);
+    }
+    Groups { all, rated: before.is_some() }
+}
+
+/// What is known of a group by its processes.
+fn processes(settings: &GroupSettings, group: &mut Group) {
+    let proc = &settings.proc;
+    let root = group.path == "/";
+    if root {
+        // The host's namespace, whichever this process is in.
+        group.interfaces = host::proc::interface_traffic(proc, 1).ok();
+    } else if matches!(group.owner, Owner::Sandbox(_) | Owner::Container(_)) {
+        let all = match &group.figures.detail {
+            Some(detail) => &detail.processes,
+            None => &settings.layout.processes(&group.path),
+        };
+        if let Owner::Sandbox(_) = group.owner {
+            group.interfaces = all.first().and_then(|pid| host::proc::interface_traffic(proc, *pid).ok());
+        } else {
+            group.processes = Some(all.len() as u64);
+        }
+    }
+    let Some(detail) = &group.figures.detail else { return };
+    for pid in &detail.processes {
+        let open = host::proc::open_files(proc, *pid);
+        group.open.descriptors += open.descriptors;
+        group.open.sockets += open.sockets;
+    }
+    // Of a container's own process, or of the node's first one.
+    let first = match group.owner {
+        Owner::Container(_) | Owner::Sandbox(_) => detail.processes.first().copied(),
+        _ => root.then_some(1),
+    };
+    group.open_limit = first.and_then(|pid| host::proc::open_files_limit(proc, pid).ok().flatten());
+}
+
+/// The groups to read, with their owners.
+fn paths(settings: &GroupSettings, names: &Names, nested: bool) -> Vec<(String, Owner)> {
+    let mut found = vec![("/".to_owned(), Owner::Other)];
+    let mut stack = vec![(settings.kubepods.clone(), 0)];
+    while let Some((path, depth)) = stack.pop() {
+        let owner = names.owner(&path);
+        let container = matches!(owner, Owner::Container(_) | Owner::Sandbox(_));
+        if depth < MAX_DEPTH && (nested || !container) {
+            match settings.layout.groups_in(&path) {
+                Ok(below) => stack.extend(below.into_iter().rev().map(|p| (p, depth + 1))),
+                Err(e) => warn!(err = e.full(), group = path, "The control groups below one cannot be listed"),
+            }
+        }
+        found.push((path, owner));
+    }
+    for (_, path) in &settings.system {
+        if found.iter().all(|(known, _)| known != path) {
+            found.push((path.clone(), Owner::Other));
+        }
+    }
+    found
+}
+
+/// How long a first, short look has to be apart from the second one.
+pub(crate) const GLANCE: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_come_from_two_looks() {
+        let at = |ms| Timestamp::from_millisecond(ms).unwrap();
+        let before = CpuTimes(HashMap::from([("/a".to_owned(), (at(1000), 5_000_000_000))]));
+        assert_eq!(before.rate("/a", at(3000), 6_000_000_000), Some(500_000_000));
+        assert_eq!(before.rate("/a", at(1250), 5_000_000_000), Some(0));
+        // Made anew, no time between, another group.
+        assert_eq!(before.rate("/a", at(3000), 4_000_000_000), None);
+        assert_eq!(before.rate("/a", at(1000), 6_000_000_000), None);
+        assert_eq!(before.rate("/b", at(3000), 6_000_000_000), None);
+    }
+}
