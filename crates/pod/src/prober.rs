@@ -249,7 +249,7 @@ impl Prober {
                 healthy = success,
                 "Probe verdict changed"
             );
-            task.entry.wake();
+            task.entry.verdict_changed();
         }
         settled
     }

@@ -120,6 +120,7 @@ pub struct PodEntry {
     view: Mutex<PodView>,
     wake: Notify,
     objects_changed: AtomicBool,
+    verdict_changed: AtomicBool,
 }
 
 impl PodEntry {
@@ -142,6 +143,7 @@ impl PodEntry {
             }),
             wake: Notify::new(),
             objects_changed: AtomicBool::new(false),
+            verdict_changed: AtomicBool::new(false),
         }
     }
 
@@ -164,6 +166,17 @@ impl PodEntry {
     /// True once after each [`PodEntry::objects_changed`].
     pub fn take_objects_changed(&self) -> bool {
         self.objects_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// A probe of the pod came to another verdict: shown and acted on at once, by what was seen last.
+    pub fn verdict_changed(&self) {
+        self.verdict_changed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// True once after each [`PodEntry::verdict_changed`].
+    pub fn take_verdict_changed(&self) -> bool {
+        self.verdict_changed.swap(false, Ordering::AcqRel)
     }
 
     /// Forgets wake-ups that came until now: what follows looks at everything anyway.

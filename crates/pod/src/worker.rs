@@ -252,6 +252,8 @@ pub(crate) struct Worker {
     pub(crate) pulls: BTreeMap<String, FailedPull>,
     /// Grace in seconds as decided when the end began; only ever shortened.
     pub(crate) grace: Option<i64>,
+    /// Nothing was done to the pod since it was last looked at, and nothing was left to do.
+    pub(crate) at_rest: bool,
     /// What probes found as it stands on disk; None: not read yet.
     pub(crate) kept_probes: Option<BTreeMap<String, Found>>,
     /// When its end began.
@@ -307,6 +309,7 @@ pub fn spawn(
         problems: BTreeMap::new(),
         pulls: BTreeMap::new(),
         grace: None,
+        at_rest: false,
         kept_probes: None,
         ending_since: None,
         hooked: Mutex::default(),

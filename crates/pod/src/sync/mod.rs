@@ -22,7 +22,7 @@ use decide::plan::{PlanInput, ProbeVerdicts};
 use decide::resources;
 use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedPod};
-use model::plan::{Plan, SandboxStep, Waiting};
+use model::plan::{Kill, KillReason, Plan, SandboxStep, Waiting};
 use model::pod::{ContainerKind, DesiredPod};
 use model::timeline::{StepKind, StepResult};
 use telemetry::metrics::WorkerOperation;
@@ -63,6 +63,9 @@ impl Worker {
 
     async fn rounds(&mut self, pod: &DesiredPod) -> Next {
         self.follow_objects(pod);
+        if let Err(reason) = self.act_on_verdict(pod).await {
+            return self.failed("sync", &reason);
+        }
         for round in 0..ROUNDS_MAX {
             // What woke the worker until now, its own calls among it, is part of what is seen next.
             self.entry.settle();
@@ -109,6 +112,7 @@ impl Worker {
             if round > 0 {
                 debug!(pod = pod.full_name(), round, ?plan, "Another round");
             }
+            self.at_rest = false;
             if let Err(reason) = self.execute(pod, observed, &plan).await {
                 return self.failed("sync", &reason);
             }
@@ -118,6 +122,27 @@ impl Worker {
         }
         warn!(pod = pod.full_name(), "The plan does not become empty");
         self.retry(ERROR_RETRY)
+    }
+
+    /// A probe's verdict is shown and carried out before anything else, by what the last look showed: the verdict is about one very container, and to
+    /// stop it is right whatever happened to the others meanwhile. The fresh look that follows puts right what is shown.
+    async fn act_on_verdict(&mut self, pod: &DesiredPod) -> Result<(), String> {
+        if !self.entry.take_verdict_changed() || !std::mem::take(&mut self.at_rest) {
+            return Ok(());
+        }
+        let seen = {
+            let view = self.entry.view();
+            self.observer.last(&self.entry.uid, &view.namespace, &view.name)
+        };
+        self.publish(pod, &seen);
+        let plan = self.plan(pod, &seen);
+        let of_probes = |k: &Kill| matches!(k.reason, KillReason::LivenessProbe | KillReason::StartupProbe);
+        let verdict_alone = !plan.kill.is_empty()
+            && plan.kill.iter().all(of_probes)
+            && plan.start.iter().all(|s| plan.kill.iter().any(|k| k.name == s.name))
+            && plan.prune.is_empty()
+            && matches!(plan.sandbox, SandboxStep::Keep(_));
+        if verdict_alone && self.is_prepared(pod) { self.execute(pod, seen, &plan).await } else { Ok(()) }
     }
 
     /// A fresh look at the pod.
@@ -212,6 +237,7 @@ impl Worker {
 
     /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.
     fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
+        self.at_rest = true;
         let settings = &self.deps.settings;
         let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
         if limits::limited(pod).next().is_some() && settings.local_storage_isolation {
@@ -230,6 +256,7 @@ impl Worker {
     /// The round failed: note it, and come back after a while.
     fn failed(&mut self, what: &str, reason: &str) -> Next {
         self.note_failure(what, reason);
+        self.at_rest = false;
         // Events of the runtime that the failed try itself caused must not start the next one at once.
         self.quiet_until = Some(Instant::now() + QUIET);
         self.retry(if reason.contains(RESERVED) { RESERVED_RETRY } else { ERROR_RETRY })

@@ -57,6 +57,15 @@ impl Observer {
         Ok(pod)
     }
 
+    /// What the last look showed.
+    pub fn last(&self, uid: &PodUid, namespace: &str, name: &str) -> ObservedPod {
+        let mut pod = ObservedPod::empty(uid.clone(), name, namespace);
+        pod.sandboxes.extend(self.sandboxes.values().cloned());
+        pod.containers.extend(self.containers.values().cloned());
+        pod.sort();
+        pod
+    }
+
     /// Adds a sandbox that was made a moment ago to what was seen of its pod: one call instead of a whole look.
     ///
     /// # Errors
