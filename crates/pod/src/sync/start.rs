@@ -15,7 +15,7 @@ use decide::config::{
 };
 use model::api::Secret;
 use model::observed::ObservedPod;
-use model::plan::Start;
+use model::plan::{Kill, KillReason, Start};
 use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
 use model::timeline::StepKind;
 use telemetry::metrics::{ContainerType, Metrics};
@@ -387,18 +387,22 @@ impl Worker {
         }
         warn!(pod = pod.full_name(), container = name, err = reason, "FailedPostStartHook: PostStartHook failed");
         self.deps.events.warning(pod, name, "FailedPostStartHook", "PostStartHook failed");
-        self.entry.view().last_kill.insert(id.to_owned(), "postStart hook");
-        let grace = decide::terminate::container_grace(
-            pod.meta().deletion_grace_period_seconds,
-            None,
-            pod.spec().termination_grace_period_seconds,
-        );
-        let grace = std::time::Duration::from_secs(grace.max(decide::terminate::MINIMUM_STOP).unsigned_abs());
-        self.deps
-            .mutator
-            .stop_container(id, grace)
-            .await
-            .map_err(|e| StartFailure::new("PostStartHookError", e.to_string()))?;
+        let kill = Kill {
+            id: id.to_owned(),
+            name: name.clone(),
+            kind: Some(entry.kind),
+            reason: KillReason::PostStartHook,
+            message: "FailedPostStartHook".to_owned(),
+            grace: None,
+        };
+        // The container is too new for the round's look, and its end has a hook of its own.
+        let killed = match self.observe().await {
+            Ok(fresh) => self.kill(pod, &fresh, &[kill]).await,
+            Err(e) => Err(e.to_string()),
+        };
+        if let Err(e) = killed {
+            self.note_failure("stop", &e);
+        }
         Err(StartFailure::new("PostStartHookError", reason))
     }
 }

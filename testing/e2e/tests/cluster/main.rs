@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod figures;
+mod life;
 mod node;
 mod objects;
 mod outages;
@@ -52,6 +53,14 @@ fn main() -> ExitCode {
             a_token_of_the_service_account
             services_are_in_the_environment
             a_pod_learns_about_itself;
+        life:
+            hooks_at_the_end_take_no_more_than_the_grace
+            a_hook_at_the_start_that_hangs_holds_up_no_end
+            readiness_is_asked_while_a_pod_ends
+            probes_know_their_container
+            http_probes_follow_redirects_on_the_same_host
+            probes_that_take_too_long_have_failed
+            the_runtime_is_asked_for_classes_and_images;
         streams:
             a_log_is_followed_over_rotations
             followers_that_go_leave_nothing
