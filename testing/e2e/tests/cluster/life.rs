@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cri::RuntimeMutator;
+use cri_api::v1::{Container, ContainerState};
 use e2e::cluster::Cluster;
 use e2e::status::{condition, id, of, restarts, runs, uid, waiting};
 use e2e::{Share, container, pod, seconds, wait_until, with};
@@ -25,21 +26,29 @@ fn graced(mut pod: Value, grace: i64) -> Value {
     pod
 }
 
-/// Deletes pods and tells after how many seconds each was gone.
+/// Deletes pods and tells after how many seconds each had nothing running any more; then waits until they are gone.
 fn ends(cluster: &Cluster, names: &[&str]) -> Vec<f64> {
     let begin = Instant::now();
     for name in names {
         cluster.delete(name);
     }
     let mut took = vec![0.0; names.len()];
-    wait_until("all are gone", seconds(60), || {
+    wait_until("all have ended", seconds(60), || {
+        let all = cluster.node.containers();
+        let running = |name: &str| {
+            let alive = |c: &&Container| c.state() == ContainerState::ContainerRunning;
+            all.iter().filter(alive).any(|c| c.labels["io.kubernetes.pod.name"] == name)
+        };
         for (took, name) in took.iter_mut().zip(names) {
-            if *took == 0.0 && cluster.pod(name).is_none() {
+            if *took == 0.0 && !running(name) {
                 *took = begin.elapsed().as_secs_f64();
             }
         }
         took.iter().all(|t| *t > 0.0).then_some(())
     });
+    for name in names {
+        cluster.wait_gone(name, seconds(60));
+    }
     took
 }
 
@@ -175,7 +184,8 @@ pub(crate) fn probes_know_their_container(cluster: &mut Cluster) {
     });
     let lines = share.lines("log");
     for run in lines.split(|l| l == "start").skip(1) {
-        let up = run.iter().position(|l| l == "up").expect("each came up");
+        // Each came up.
+        let up = run.iter().position(|l| l == "up").unwrap();
         // The old container's last answers may still be on their way when the new one starts.
         let early: Vec<&String> = run[..up].iter().filter(|l| *l != "startup").collect();
         assert!(early.is_empty(), "asked before its own startup: {run:?}");
@@ -301,7 +311,8 @@ pub(crate) fn probes_that_take_too_long_have_failed(cluster: &mut Cluster) {
     cluster.wait_running("much");
     cluster.delete("calm");
     std::thread::sleep(seconds(6));
-    let calm = cluster.pod("calm").expect("the pod's own grace counts for its end");
+    // The pod's own grace counts for its end.
+    let calm = cluster.pod("calm").unwrap();
     assert!(runs(&calm, "c"));
     cluster.api().delete("/api/v1/namespaces/default/pods/calm", &json!({"gracePeriodSeconds": 0})).unwrap();
     nothing_left(cluster, &uid(&calm));
