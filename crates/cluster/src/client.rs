@@ -27,6 +27,7 @@ use crate::credentials::{Credentials, Snapshot};
 use crate::error::{ClusterError, ClusterResult, ErrorKind, chain};
 use crate::kubeconfig::ClusterConfig;
 use crate::limit::TokenBucket;
+use crate::trouble::Trouble;
 use crate::wire::{Lines, Object, Page, WatchEvent, decode_event, decode_page, encode};
 use crate::{Wall, tls};
 
@@ -195,6 +196,7 @@ struct Inner {
     proxy: Arc<Matcher>,
     pool: Mutex<Option<Arc<Pool>>>,
     skew_ms: AtomicI64,
+    trouble: Trouble,
 }
 
 /// A client of one API server; clones share connections, credentials and rate limit.
@@ -234,6 +236,7 @@ impl Client {
                 proxy: Arc::new(proxy),
                 pool: Mutex::new(None),
                 skew_ms: AtomicI64::new(0),
+                trouble: Trouble::default(),
             }),
         })
     }
@@ -263,6 +266,11 @@ impl Client {
     /// How far the API server's clock is ahead of ours, by its last answer (to a second).
     pub fn clock_skew(&self) -> SignedDuration {
         SignedDuration::from_millis(self.inner.skew_ms.load(Ordering::Relaxed))
+    }
+
+    /// Why no call can succeed, as far as the last ones tell; None while the server answers.
+    pub fn trouble(&self) -> Option<ClusterError> {
+        self.inner.trouble.newest()
     }
 
     /// Cuts every connection, also those of running watches; the next call connects anew. For the lease, when its calls time out.
@@ -299,9 +307,17 @@ impl Client {
         Ok(pool)
     }
 
-    /// Sends a call and waits for the head of a good answer. What the server asks us to wait is waited only if that ends before the
-    /// deadline: else the caller is told at once.
+    /// Sends a call and waits for the head of a good answer; notes what concerns every call.
     async fn head(&self, call: &Call) -> ClusterResult<Response<Incoming>> {
+        let answer = self.try_head(call).await;
+        if let Err(error) = &answer {
+            self.inner.trouble.failed(&self.inner.config.server, error);
+        }
+        answer
+    }
+
+    /// What the server asks us to wait is waited only if that ends before the deadline: else the caller is told at once.
+    async fn try_head(&self, call: &Call) -> ClusterResult<Response<Incoming>> {
         let until = Instant::now() + self.deadline;
         let uri = call.uri(&self.inner.config.server)?;
         let mut renewed = false;
@@ -316,6 +332,9 @@ impl Client {
             })?;
             let response = self.once(call, &uri, &now).await?;
             let code = response.status().as_u16();
+            if code != 401 {
+                self.inner.trouble.over(&self.inner.config.server);
+            }
             if response.status().is_success() {
                 return Ok(response);
             }
@@ -337,7 +356,9 @@ impl Client {
             }
             let mut error = ClusterError::from_answer(call.action.clone(), code, retry_after, &body);
             let skew = self.clock_skew();
-            if error.kind == ErrorKind::Unauthorized && skew.abs() > SKEW {
+            if error.kind == ErrorKind::Unauthorized && skew.abs() <= SKEW {
+                error.advice = self.inner.credentials.advice(&now);
+            } else if error.kind == ErrorKind::Unauthorized {
                 let side = if skew.is_positive() { "behind" } else { "ahead of" };
                 error.advice = format!(
                     "this host's clock is {} s {side} the API server's: set it, then look at the credentials",

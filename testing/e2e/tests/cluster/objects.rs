@@ -159,6 +159,48 @@ MY_DB_SERVICE_PORT_SQL=5432";
     assert_eq!(log("unlinked"), kubernetes);
 }
 
+/// kubernetes/kubernetes#84539, #92615. Few services with many ports have as many variables as thousands with one.
+pub(crate) fn too_many_services_for_a_start_harm_nobody(cluster: &mut Cluster) {
+    let ports: Vec<Value> = (1..=100).map(|n| json!({"name": format!("p{n}"), "port": 1000 + n})).collect();
+    for n in 0..60 {
+        let name = format!("a-name-that-is-as-long-as-it-may-be-for-the-sake-of-size-{n}");
+        cluster.create("services", &json!({"metadata": {"name": name}, "spec": {"ports": ports}}));
+    }
+    let elsewhere = json!({"metadata": {"name": "elsewhere"}, "spec": {"ports": [{"port": 1}]}});
+    cluster.api().create("/api/v1/namespaces/kube-public/services", &elsewhere).unwrap();
+    let mut manifest = pod("overfull", [container("c", &format!("env | grep -c _PORT_1; {SLEEP}"))]);
+    wait_until("the kubelet has seen the services", seconds(60), || {
+        cluster.api().delete("/api/v1/namespaces/default/pods/overfull", &json!({"gracePeriodSeconds": 0})).unwrap();
+        cluster.run(&manifest);
+        let settled = cluster.wait("it starts or not", "overfull", |p| {
+            let state = status::of(p, "c");
+            status::runs(p, "c")
+                || [&state["state"], &state["lastState"]].iter().any(|s| {
+                    [&s["waiting"], &s["terminated"]]
+                        .iter()
+                        .any(|s| s["message"].as_str().is_some_and(|m| m.contains("rgument list too long")))
+                })
+        });
+        (!status::runs(&settled, "c")).then_some(())
+    });
+    manifest["metadata"]["name"] = json!("frugal");
+    manifest["spec"]["enableServiceLinks"] = json!(false);
+    cluster.run(&manifest);
+    let frugal = cluster.wait_running("frugal");
+    let env = cluster.exec(&frugal, "c", &["env"]);
+    assert!(env.contains("KUBERNETES_SERVICE_HOST=") && !env.contains("A_NAME") && !env.contains("ELSEWHERE"), "{env}");
+    let uid = status::uid(&cluster.pod("overfull").unwrap());
+    cluster.delete("overfull");
+    cluster.wait_gone("overfull", seconds(30));
+    crate::nothing_left(cluster, &uid);
+    for n in 0..60 {
+        let path =
+            format!("/api/v1/namespaces/default/services/a-name-that-is-as-long-as-it-may-be-for-the-sake-of-size-{n}");
+        cluster.api().delete(&path, &Value::Null).unwrap();
+    }
+    assert_eq!(status::restarts(&cluster.pod("frugal").unwrap(), "c"), 0);
+}
+
 pub(crate) fn a_pod_learns_about_itself(cluster: &mut Cluster) {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let main = with(
