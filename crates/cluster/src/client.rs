@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::connect::{ConnectError, Connector, rustls_error};
+use crate::connect::{self, ConnectError, Connector, rustls_error};
 use crate::credentials::{Credentials, Snapshot};
 use crate::error::{ClusterError, ClusterResult, ErrorKind, chain};
 use crate::kubeconfig::ClusterConfig;
@@ -33,6 +33,8 @@ use crate::{Wall, tls};
 
 /// Tries after answers that carry Retry-After.
 const RETRIES: u32 = 10;
+/// Tries of a call that the server gives back unread, since it closes the connection (as net/http).
+const GIVEN_BACK: u32 = 6;
 /// The largest answer, bytes.
 const MAX_BODY: usize = 512 << 20;
 /// A difference between clocks that is worth a word.
@@ -371,26 +373,33 @@ impl Client {
 
     async fn once(&self, call: &Call, uri: &http::Uri, now: &Snapshot) -> ClusterResult<Response<Incoming>> {
         let inner = &self.inner;
-        let mut request = Request::builder()
-            .method(call.method.clone())
-            .uri(uri.clone())
-            .header(header::USER_AGENT, inner.agent.clone())
-            .header(header::ACCEPT, "application/json");
-        if !call.body.is_empty() {
-            request = request.header(header::CONTENT_TYPE, call.content_type);
-        }
-        if let Some(bearer) = &now.bearer {
-            request = request.header(header::AUTHORIZATION, bearer.clone());
-        }
-        let request = request
-            .body(Full::new(call.body.clone()))
-            .map_err(|e| ClusterError::new(call.action.clone(), ErrorKind::Invalid, e.to_string()))?;
-        let start = Instant::now();
-        let answer = self.pool(now)?.http.request(request).await;
-        if let Some(observer) = &inner.options.observer {
-            let code = answer.as_ref().map_or(0, |a| a.status().as_u16());
-            observer.observed(&call.method, uri.host().unwrap_or_default(), code, start.elapsed());
-        }
+        let mut given_back = 0;
+        let answer = loop {
+            let mut request = Request::builder()
+                .method(call.method.clone())
+                .uri(uri.clone())
+                .header(header::USER_AGENT, inner.agent.clone())
+                .header(header::ACCEPT, "application/json");
+            if !call.body.is_empty() {
+                request = request.header(header::CONTENT_TYPE, call.content_type);
+            }
+            if let Some(bearer) = &now.bearer {
+                request = request.header(header::AUTHORIZATION, bearer.clone());
+            }
+            let request = request
+                .body(Full::new(call.body.clone()))
+                .map_err(|e| ClusterError::new(call.action.clone(), ErrorKind::Invalid, e.to_string()))?;
+            let start = Instant::now();
+            let answer = self.pool(now)?.http.request(request).await;
+            if let Some(observer) = &inner.options.observer {
+                let code = answer.as_ref().map_or(0, |a| a.status().as_u16());
+                observer.observed(&call.method, uri.host().unwrap_or_default(), code, start.elapsed());
+            }
+            match answer {
+                Err(e) if given_back < GIVEN_BACK && connect::is_given_back(&e) => given_back += 1,
+                answer => break answer,
+            }
+        };
         let answer = answer.map_err(|e| self.transport_error(&call.action, &e, e.is_connect()))?;
         self.note_date(answer.headers());
         Ok(answer)

@@ -39,7 +39,7 @@ impl Trouble {
         }
         let mut state = self.state();
         self.any.store(true, Ordering::Relaxed);
-        if state.told.len() < MAX_TOLD && state.told.insert(cause(&error.message)) {
+        if state.told.len() < MAX_TOLD && state.told.insert(cause(error)) {
             tracing::error!(%server, err = error.message, fix = error.advice, "The API server cannot be used, will retry");
         }
         state.newest = Some(error.clone());
@@ -61,9 +61,10 @@ impl Trouble {
     }
 }
 
-/// The message without its numbers: some tell what the time is.
-fn cause(message: &str) -> String {
-    message.chars().filter(|c| !c.is_ascii_digit()).collect()
+/// What to do tells causes apart better than messages, of which the server may have several. Without numbers: some tell what the time is.
+fn cause(error: &ClusterError) -> String {
+    let text = if error.advice.is_empty() { &error.message } else { &error.advice };
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
 #[cfg(test)]

@@ -161,8 +161,8 @@ MY_DB_SERVICE_PORT_SQL=5432";
 
 /// kubernetes/kubernetes#84539, #92615. Few services with many ports have as many variables as thousands with one.
 pub(crate) fn too_many_services_for_a_start_harm_nobody(cluster: &mut Cluster) {
-    let ports: Vec<Value> = (1..=100).map(|n| json!({"name": format!("p{n}"), "port": 1000 + n})).collect();
-    for n in 0..60 {
+    let ports: Vec<Value> = (1..=500).map(|n| json!({"name": format!("p{n}"), "port": 1000 + n})).collect();
+    for n in 0..30 {
         let name = format!("a-name-that-is-as-long-as-it-may-be-for-the-sake-of-size-{n}");
         cluster.create("services", &json!({"metadata": {"name": name}, "spec": {"ports": ports}}));
     }
@@ -193,7 +193,7 @@ pub(crate) fn too_many_services_for_a_start_harm_nobody(cluster: &mut Cluster) {
     cluster.delete("overfull");
     cluster.wait_gone("overfull", seconds(30));
     crate::nothing_left(cluster, &uid);
-    for n in 0..60 {
+    for n in 0..30 {
         let path =
             format!("/api/v1/namespaces/default/services/a-name-that-is-as-long-as-it-may-be-for-the-sake-of-size-{n}");
         cluster.api().delete(&path, &Value::Null).unwrap();
