@@ -56,7 +56,7 @@ fn main() -> ExitCode {
             a_restarted_container_sees_the_new_file
             a_token_of_the_service_account
             services_are_in_the_environment
-            too_many_services_for_a_start_harm_nobody
+            many_services_and_a_start_that_fails_for_its_variables
             a_pod_learns_about_itself;
         streams:
             a_log_is_followed_over_rotations
