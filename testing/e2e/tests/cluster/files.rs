@@ -160,7 +160,9 @@ fn is_whole(look: &str) -> bool {
 /// kubernetes/kubernetes#82573, #89193, #78816, #129475, #137332. A defaultMode counts only for pods without users and groups of their own.
 pub(crate) fn of_tokens_can_be_read_by_their_user(cluster: &mut Cluster) {
     let as_user = |user: u64| json!({"securityContext": {"runAsUser": user}});
-    let cases: [(&str, [Value; 2], Value, u32, [&str; 2]); 6] = [
+    /// A pod, what its two containers and it are run as, the volume's mode, and what each container must see.
+    type Case = (&'static str, [Value; 2], Value, u32, [&'static str; 2]);
+    let cases: [Case; 6] = [
         ("nobody", [json!({}), json!({})], json!({}), 0o644, ["644 0 0", "644 0 0"]),
         ("same", [as_user(1000), as_user(1000)], json!({}), 0o644, ["600 1000 0", "600 1000 0"]),
         ("differ", [as_user(1000), as_user(2000)], json!({}), 0o644, ["644 0 0", "644 0 0"]),
