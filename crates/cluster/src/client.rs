@@ -22,16 +22,19 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::connect::{ConnectError, Connector, rustls_error};
+use crate::connect::{self, ConnectError, Connector, rustls_error};
 use crate::credentials::{Credentials, Snapshot};
 use crate::error::{ClusterError, ClusterResult, ErrorKind, chain};
 use crate::kubeconfig::ClusterConfig;
 use crate::limit::TokenBucket;
+use crate::trouble::Trouble;
 use crate::wire::{Lines, Object, Page, WatchEvent, decode_event, decode_page, encode};
 use crate::{Wall, tls};
 
 /// Tries after answers that carry Retry-After.
 const RETRIES: u32 = 10;
+/// Tries of a call that the server gives back unread, since it closes the connection (as net/http).
+const GIVEN_BACK: u32 = 6;
 /// The largest answer, bytes.
 const MAX_BODY: usize = 512 << 20;
 /// A difference between clocks that is worth a word.
@@ -202,6 +205,7 @@ struct Inner {
     proxy: Arc<Matcher>,
     pool: Mutex<Option<Arc<Pool>>>,
     skew_ms: AtomicI64,
+    trouble: Trouble,
 }
 
 /// Host and port, as metrics name a server.
@@ -246,6 +250,7 @@ impl Client {
                 proxy: Arc::new(proxy),
                 pool: Mutex::new(None),
                 skew_ms: AtomicI64::new(0),
+                trouble: Trouble::default(),
             }),
         })
     }
@@ -275,6 +280,11 @@ impl Client {
     /// How far the API server's clock is ahead of ours, by its last answer (to a second).
     pub fn clock_skew(&self) -> SignedDuration {
         SignedDuration::from_millis(self.inner.skew_ms.load(Ordering::Relaxed))
+    }
+
+    /// Why no call can succeed, as far as the last ones tell; None while the server answers.
+    pub fn trouble(&self) -> Option<ClusterError> {
+        self.inner.trouble.newest()
     }
 
     /// Cuts every connection, also those of running watches; the next call connects anew. For the lease, when its calls time out.
@@ -311,9 +321,17 @@ impl Client {
         Ok(pool)
     }
 
-    /// Sends a call and waits for the head of a good answer. What the server asks us to wait is waited only if that ends before the
-    /// deadline: else the caller is told at once.
+    /// Sends a call and waits for the head of a good answer; notes what concerns every call.
     async fn head(&self, call: &Call) -> ClusterResult<Response<Incoming>> {
+        let answer = self.try_head(call).await;
+        if let Err(error) = &answer {
+            self.inner.trouble.failed(&self.inner.config.server, error);
+        }
+        answer
+    }
+
+    /// What the server asks us to wait is waited only if that ends before the deadline: else the caller is told at once.
+    async fn try_head(&self, call: &Call) -> ClusterResult<Response<Incoming>> {
         let until = Instant::now() + self.deadline;
         let uri = call.uri(&self.inner.config.server)?;
         let mut renewed = false;
@@ -332,6 +350,9 @@ impl Client {
             })?;
             let response = self.once(call, &uri, &now).await?;
             let code = response.status().as_u16();
+            if code != 401 {
+                self.inner.trouble.over(&self.inner.config.server);
+            }
             if response.status().is_success() {
                 return Ok(response);
             }
@@ -353,7 +374,9 @@ impl Client {
             }
             let mut error = ClusterError::from_answer(call.action.clone(), code, retry_after, &body);
             let skew = self.clock_skew();
-            if error.kind == ErrorKind::Unauthorized && skew.abs() > SKEW {
+            if error.kind == ErrorKind::Unauthorized && skew.abs() <= SKEW {
+                error.advice = self.inner.credentials.advice(&now);
+            } else if error.kind == ErrorKind::Unauthorized {
                 let side = if skew.is_positive() { "behind" } else { "ahead of" };
                 error.advice = format!(
                     "this host's clock is {} s {side} the API server's: set it, then look at the credentials",
@@ -366,26 +389,33 @@ impl Client {
 
     async fn once(&self, call: &Call, uri: &http::Uri, now: &Snapshot) -> ClusterResult<Response<Incoming>> {
         let inner = &self.inner;
-        let mut request = Request::builder()
-            .method(call.method.clone())
-            .uri(uri.clone())
-            .header(header::USER_AGENT, inner.agent.clone())
-            .header(header::ACCEPT, "application/json");
-        if !call.body.is_empty() {
-            request = request.header(header::CONTENT_TYPE, call.content_type);
-        }
-        if let Some(bearer) = &now.bearer {
-            request = request.header(header::AUTHORIZATION, bearer.clone());
-        }
-        let request = request
-            .body(Full::new(call.body.clone()))
-            .map_err(|e| ClusterError::new(call.action.clone(), ErrorKind::Invalid, e.to_string()))?;
-        let start = Instant::now();
-        let answer = self.pool(now)?.http.request(request).await;
-        if let Some(observer) = &inner.options.observer {
-            let code = answer.as_ref().map_or(0, |a| a.status().as_u16());
-            observer.observed(&call.method, host(uri), code, start.elapsed(), call.body.len());
-        }
+        let mut given_back = 0;
+        let answer = loop {
+            let mut request = Request::builder()
+                .method(call.method.clone())
+                .uri(uri.clone())
+                .header(header::USER_AGENT, inner.agent.clone())
+                .header(header::ACCEPT, "application/json");
+            if !call.body.is_empty() {
+                request = request.header(header::CONTENT_TYPE, call.content_type);
+            }
+            if let Some(bearer) = &now.bearer {
+                request = request.header(header::AUTHORIZATION, bearer.clone());
+            }
+            let request = request
+                .body(Full::new(call.body.clone()))
+                .map_err(|e| ClusterError::new(call.action.clone(), ErrorKind::Invalid, e.to_string()))?;
+            let start = Instant::now();
+            let answer = self.pool(now)?.http.request(request).await;
+            if let Some(observer) = &inner.options.observer {
+                let code = answer.as_ref().map_or(0, |a| a.status().as_u16());
+                observer.observed(&call.method, host(uri), code, start.elapsed(), call.body.len());
+            }
+            match answer {
+                Err(e) if given_back < GIVEN_BACK && connect::is_given_back(&e) => given_back += 1,
+                answer => break answer,
+            }
+        };
         let answer = answer.map_err(|e| self.transport_error(&call.action, &e, e.is_connect()))?;
         self.note_date(answer.headers());
         Ok(answer)

@@ -128,6 +128,20 @@ pub(crate) fn rustls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref::<rustls::Error>()
 }
 
+/// True when the server has certainly not begun with the request: it said goodbye to the connection (GOAWAY) before it came to it, or
+/// refused the stream. The API server does so to whoever else shares a connection with a request that it answers with 401.
+pub(crate) fn is_given_back(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(e) = next {
+        if let Some(e) = e.downcast_ref::<h2::Error>() {
+            let goodbye = e.is_go_away() && e.is_remote() && e.reason() == Some(h2::Reason::NO_ERROR);
+            return goodbye || e.reason() == Some(h2::Reason::REFUSED_STREAM);
+        }
+        next = e.source();
+    }
+    false
+}
+
 async fn dial(host: &str, port: u16) -> Result<TcpStream, ConnectError> {
     let tcp = tokio::time::timeout(DIAL, TcpStream::connect((host, port)))
         .await

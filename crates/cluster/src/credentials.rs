@@ -46,6 +46,17 @@ struct State {
     stamps: Vec<Option<Stamp>>,
     checked: Option<Instant>,
     expires: Option<Timestamp>,
+    /// The last failure that was told, so that it is told once.
+    told: Option<ClusterError>,
+}
+
+impl State {
+    fn tell(&mut self, error: ClusterError, what: &str) {
+        if self.told.as_ref() != Some(&error) {
+            tracing::warn!(%error, "{what}");
+            self.told = Some(error);
+        }
+    }
 }
 
 /// The credentials that a kubeconfig describes.
@@ -96,7 +107,7 @@ impl Credentials {
             return true;
         }
         if let Err(error) = self.refresh(&mut state, true).await {
-            tracing::warn!(%error, "Credentials could not be renewed");
+            state.tell(error, "Credentials could not be renewed");
             return false;
         }
         state.now.as_ref().is_some_and(|now| !now.same_credentials(rejected))
@@ -139,6 +150,31 @@ impl Credentials {
         ))
     }
 
+    /// What an operator can do when the server says 401 to `refused`.
+    pub fn advice(&self, refused: &Snapshot) -> String {
+        let auth = &self.config.auth;
+        let now = (self.wall)();
+        let source = match (&auth.token, &auth.certificate, &auth.exec) {
+            (Some(Token::File(path)), ..) => format!("the token in {}", path.display()),
+            (Some(Token::Inline(_)), ..) => format!("the token in {}", self.config.path.display()),
+            (None, Some((certificate, _)), _) => format!("the client certificate {}", certificate.describe()),
+            (None, None, Some(plugin)) => format!("what {} gave", plugin.command.display()),
+            (None, None, None) => {
+                return format!(
+                    "{} has no credentials: put a token or client certificate there",
+                    self.config.path.display()
+                );
+            }
+        };
+        match refused.identity.as_ref().filter(|i| refused.bearer.is_none() && i.info.not_before > now) {
+            Some(early) => format!(
+                "{source} is not valid before {}, now is {now}: set this host's clock, or renew the certificate",
+                early.info.not_before
+            ),
+            None => format!("the API server does not know {source}: renew it, and check this host's clock"),
+        }
+    }
+
     fn fail(&self, message: impl Into<String>) -> ClusterError {
         ClusterError::new(
             format!("get the credentials of {}", self.config.path.display()),
@@ -162,12 +198,13 @@ impl Credentials {
                 state.expires = expires;
                 state.stamps = stamps;
                 state.now = Some(Arc::new(fresh));
+                state.told = None;
                 Ok(())
             }
             // What a plugin gave has run out or was refused: there is nothing to go on with.
             Err(error) if state.now.is_none() || exec_due => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "Credentials changed on disk but cannot be read; the last ones stay in use");
+                state.tell(error, "Credentials changed on disk but cannot be read; the last ones stay in use");
                 Ok(())
             }
         }

@@ -42,6 +42,12 @@ impl ErrorKind {
     pub fn is_transient(self) -> bool {
         matches!(self, Self::Throttled { .. } | Self::Unreachable | Self::Timeout | Self::Server)
     }
+
+    /// True when every other call fails too, until somebody mends it: no way to the server, or credentials that it does not take. The
+    /// client has a line in the log for it, so that its callers need none.
+    pub fn concerns_every_call(self) -> bool {
+        matches!(self, Self::Unauthorized | Self::Unreachable | Self::Tls)
+    }
 }
 
 /// A failed call.
@@ -133,7 +139,9 @@ impl ClusterError {
                 "the API server does not know these credentials: renew the token or client certificate in the kubeconfig, and check this host's clock"
             }
             ErrorKind::Forbidden
-                if message.contains("is not allowed to modify node") || message.contains("can only access") =>
+                if ["is not allowed to modify node", "can only access", "only its own"]
+                    .iter()
+                    .any(|t| message.contains(t)) =>
             {
                 "the credentials belong to another node: the kubeconfig and --hostname-override must name the same node"
             }
@@ -279,6 +287,11 @@ mod tests {
         let wrong = answer(
             403,
             r#"{"status":"Failure","reason":"Forbidden","code":403,"message":"nodes \"b\" is forbidden: node \"a\" is not allowed to modify node \"b\""}"#,
+        );
+        assert!(wrong.advice.contains("another node"), "{wrong}");
+        let wrong = answer(
+            403,
+            r#"{"status":"Failure","reason":"Forbidden","code":403,"message":"nodes \"b\" is forbidden: User \"system:node:a\" cannot get resource \"nodes\" in API group \"\" at the cluster scope: node 'a' cannot read 'b', only its own Node object"}"#,
         );
         assert!(wrong.advice.contains("another node"), "{wrong}");
         let rbac = answer(

@@ -25,6 +25,7 @@ pub mod pki;
 pub mod reflect;
 mod stamp;
 pub mod tls;
+mod trouble;
 mod wire;
 
 use std::sync::Arc;

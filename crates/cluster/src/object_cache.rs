@@ -4,6 +4,7 @@
 //! Cache: read again when older than the node's TTL. Get: read each time.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,14 +23,42 @@ const SYNC: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(60);
 
 /// How changes are noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Strategy {
     /// `Get`.
     Get,
     /// `Cache`, with the age at which a read goes to the server again.
-    Cache(Duration),
+    Cache(ObjectTtl),
     /// `Watch`.
     Watch,
+}
+
+/// An age that others may change while it is in use; clones share it.
+#[derive(Clone, Debug)]
+pub struct ObjectTtl(Arc<AtomicU64>);
+
+impl ObjectTtl {
+    /// Without a word from anybody: a minute, as Go.
+    pub const DEFAULT: Duration = Duration::from_secs(60);
+
+    /// Changes it; None: back to [`Self::DEFAULT`]. Whole milliseconds count.
+    pub fn set(&self, ttl: Option<Duration>) {
+        let ttl = ttl.unwrap_or(Self::DEFAULT).as_millis();
+        self.0.store(u64::try_from(ttl).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// As it is now.
+    pub fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+impl Default for ObjectTtl {
+    fn default() -> Self {
+        let ttl = Self(Arc::default());
+        ttl.set(None);
+        ttl
+    }
 }
 
 /// An object that may be declared never to change.
@@ -172,9 +201,9 @@ impl<K: Object + MaybeImmutable> ObjectCache<K> {
     /// NotFound; Invalid when no pod has acquired it; Timeout `failed to sync configmap cache: timed out waiting for the condition`, with
     /// the reason as advice, when there was no answer within a second; any kind of a read.
     pub async fn get(&self, namespace: &str, name: &str) -> ClusterResult<Arc<K>> {
-        match self.0.strategy {
+        match &self.0.strategy {
             Strategy::Get => self.0.source.get(Some(namespace), name, false).await.map(Arc::new),
-            Strategy::Cache(ttl) => self.get_cached(namespace, name, ttl).await,
+            Strategy::Cache(ttl) => self.get_cached(namespace, name, ttl.get()).await,
             Strategy::Watch => self.get_watched(namespace, name).await,
         }
     }
@@ -259,7 +288,7 @@ impl<K: Object + MaybeImmutable> ObjectCache<K> {
 
     fn ensure_watch(&self, key: &Key, entry: &mut Entry<K>) {
         let done = matches!(&*entry.known.borrow(), Known::Present(k) if k.is_immutable());
-        if self.0.strategy != Strategy::Watch || entry.watching.is_some() || done {
+        if !matches!(self.0.strategy, Strategy::Watch) || entry.watching.is_some() || done {
             return;
         }
         let stop = CancellationToken::new();

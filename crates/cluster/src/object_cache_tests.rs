@@ -1,6 +1,6 @@
 //! The object cache against a collection in memory, under a paused clock.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -184,7 +184,7 @@ async fn no_answer_says_what_go_says_and_why() {
 async fn the_ttl_strategy_reads_again_when_old_and_keeps_the_old_when_it_cannot() {
     let store = Store::new();
     store.put(map("a", "1", false));
-    let cache = cache(&store, Strategy::Cache(Duration::from_secs(60)));
+    let cache = cache(&store, Strategy::Cache(ObjectTtl::default()));
     cache.acquire("ns", "a");
     for _ in 0..3 {
         assert_eq!(value(&cache, "a").await, Ok("1".into()));
@@ -197,6 +197,24 @@ async fn the_ttl_strategy_reads_again_when_old_and_keeps_the_old_when_it_cannot(
     store.down.store(true, Ordering::SeqCst);
     assert_eq!(value(&cache, "a").await, Ok("2".into()));
     assert_eq!(store.gets.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ttl_may_change_while_it_is_in_use() {
+    let store = Store::new();
+    store.put(map("a", "1", false));
+    let ttl = ObjectTtl::default();
+    let cache = cache(&store, Strategy::Cache(ttl.clone()));
+    cache.acquire("ns", "a");
+    let mut seen = Vec::new();
+    for (version, age) in [(2, None), (3, Some(30)), (4, Some(300)), (5, Some(0)), (6, None)] {
+        assert!(value(&cache, "a").await.is_ok());
+        store.put(map("a", &version.to_string(), false));
+        ttl.set(age.map(Duration::from_secs));
+        tokio::time::sleep(Duration::from_secs(40)).await;
+        seen.push(value(&cache, "a").await.unwrap());
+    }
+    assert_eq!(seen, ["1", "3", "3", "5", "5"]);
 }
 
 #[tokio::test(start_paused = true)]

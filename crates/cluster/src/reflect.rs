@@ -467,7 +467,7 @@ impl<K: Object> Reflector<K> {
     async fn failed(&mut self, error: ClusterError, then: State<K>) -> Option<State<K>> {
         // The first failure and each new reason are worth a line, the same one every 30 s is not.
         let known = self.status.borrow().error.as_ref().is_some_and(|e| e.message == error.message);
-        if known || error.is_expired() {
+        if known || error.is_expired() || error.kind.concerns_every_call() {
             tracing::debug!(%error, "Failed to watch");
         } else {
             tracing::warn!(%error, "Failed to watch");

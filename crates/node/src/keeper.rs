@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::ClusterError;
 use cluster::calls::NodeApi;
 use decide::node::csi;
 use decide::node::{Composed, NodeEvent, NodeRuntime, Pressures, StatusFacts, compose, is_ready, missing_capacity};
@@ -226,13 +227,14 @@ impl Keeper {
     }
 
     /// The same failure again and again is worth one line.
-    pub(crate) fn failed(&mut self, what: &'static str, error: &str) {
+    pub(crate) fn failed(&mut self, what: &'static str, error: &ClusterError) {
         let node = self.config.identity.name.as_str();
-        if self.failing.as_deref() == Some(error) {
-            tracing::debug!(err = error, node, "{what}");
+        let text = error.to_string();
+        if self.failing.as_ref() == Some(&text) || error.kind.concerns_every_call() {
+            tracing::debug!(err = text, node, "{what}");
         } else {
-            tracing::error!(err = error, node, "{what}, will retry");
-            self.failing = Some(error.to_owned());
+            tracing::error!(err = text, node, "{what}, will retry");
+            self.failing = Some(text);
         }
     }
 

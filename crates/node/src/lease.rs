@@ -170,7 +170,7 @@ impl LeaseKeeper {
     /// The same failure again and again is worth one line.
     fn failed(&mut self, error: &ClusterError) {
         let text = error.to_string();
-        if self.failing.as_ref() == Some(&text) {
+        if self.failing.as_ref() == Some(&text) || error.kind.concerns_every_call() {
             tracing::debug!(err = text, node = self.name, "Failed to renew the node's lease");
         } else {
             tracing::error!(err = text, node = self.name, "Failed to renew the node's lease, will retry");

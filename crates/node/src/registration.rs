@@ -22,7 +22,7 @@ impl Keeper {
         let _ = tokio::time::timeout(PICTURE, self.object.first_picture()).await;
         let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1, unit(&self.random())).with_jitter(0.0);
         while let Err(e) = self.try_register().await {
-            self.failed("Unable to register node with API server", &e.to_string());
+            self.failed("Unable to register node with API server", &e);
             let pause = backoff.next_delay().max(e.retry_after().unwrap_or_default());
             tokio::time::sleep(pause).await;
         }

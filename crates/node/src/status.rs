@@ -47,7 +47,7 @@ impl Keeper {
             if attempt > 0 && unanswered(&e) {
                 (self.ports.cut_connections)();
             }
-            self.failed("Unable to update node status", &e.to_string());
+            self.failed("Unable to update node status", &e);
             // Trying again at once helps against a stale object or a server that hiccups, not against these.
             let pointless = !matches!(e.kind, ErrorKind::Timeout | ErrorKind::Server | ErrorKind::Conflict);
             if pointless {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::events::Recorder;
-use cluster::object_cache::Strategy;
+use cluster::object_cache::{ObjectTtl, Strategy};
 use cluster::pki::key::Template;
 use cluster::pki::{Bootstrap, CertManager, FileStore, Purpose};
 use cluster::reflect::ReflectorStatus;
@@ -27,8 +27,6 @@ use tracing::{error, info, warn};
 use crate::objects::{ClusterObjects, Sources};
 use crate::version;
 
-/// Age at which strategy Cache reads again, when the node's object does not say otherwise.
-const OBJECT_TTL: Duration = Duration::from_secs(60);
 /// Changes of pods that may wait for the dispatcher; then the watch waits.
 const DELTAS: usize = 16;
 
@@ -40,6 +38,8 @@ pub(crate) struct Cluster {
     pub(crate) client: Client,
     /// Takes events; a task writes them.
     pub(crate) recorder: Recorder,
+    /// Age at which strategy Cache reads again; the node's object may say it.
+    object_ttl: ObjectTtl,
 }
 
 /// Where credentials come from.
@@ -98,7 +98,7 @@ impl Cluster {
             Recorder::new("kubelet", node_name, Arc::new(events), cluster::system_wall(), cluster::system_unit());
         tasks.spawn(writer.run(tasks.stop().clone()));
         tasks.spawn_until_stop(keep_credentials(client.clone(), node_name.to_owned(), plan.bootstrap, plan.store));
-        Ok(Some(Self { client, recorder }))
+        Ok(Some(Self { client, recorder, object_ttl: ObjectTtl::default() }))
     }
 
     /// What pods take from the API server. `trust_bundles`: gate ClusterTrustBundleProjection.
@@ -110,7 +110,7 @@ impl Cluster {
     ) -> Arc<ClusterObjects> {
         let strategy = match config.config_map_and_secret_change_detection_strategy {
             ChangeDetectionStrategy::Get => Strategy::Get,
-            ChangeDetectionStrategy::Cache => Strategy::Cache(OBJECT_TTL),
+            ChangeDetectionStrategy::Cache => Strategy::Cache(self.object_ttl.clone()),
             ChangeDetectionStrategy::Watch => Strategy::Watch,
         };
         let sources = Sources::of(&Arc::new(self.client.clone()));
@@ -118,16 +118,20 @@ impl Cluster {
         ClusterObjects::start(sources, strategy, trust_bundles, unit, wall, tasks)
     }
 
-    /// Tells admission what the node's object says, now and whenever it changes; the value given is true once it was told.
+    /// Tells admission and the cache of objects what the node's object says, now and whenever it changes; the value given is true once
+    /// they were told.
     pub(crate) fn follow_node(
+        &self,
         mut node: watch::Receiver<Option<Arc<Node>>>,
         admit: AdmitHandle,
         tasks: &Tasks,
     ) -> watch::Receiver<bool> {
         let (told, known) = watch::channel(false);
+        let object_ttl = self.object_ttl.clone();
         tasks.spawn_until_stop(async move {
             loop {
                 let newest = node.borrow_and_update().clone();
+                object_ttl.set(newest.as_deref().and_then(decide::node::object_ttl));
                 if let Some(newest) = newest {
                     admit.node(&newest).await;
                     told.send_replace(true);

@@ -14,6 +14,7 @@ mod node_host;
 mod node_object;
 mod objects;
 mod plugin_volumes;
+mod pod_cidr;
 mod pods;
 mod startup;
 mod table;

@@ -89,9 +89,13 @@ pub(crate) fn start(
         runtime: parts.runtime,
         health: parts.health,
         images_changed: parts.images_changed,
+        // Read once: Go, too, reports the machine that it started on, until its devices change. The managers of devices write here.
         machine: watch::channel(Arc::new(machine(resources))).1,
         addresses: addresses(flags, name),
+        // Without eviction nothing measures shortages: "has no pressure" is what Go says too before its first measurement. The eviction
+        // manager writes here.
         pressures: watch::channel(Pressures::default()).1,
+        // What else keeps a node from being ready has no source yet: the shutdown manager and the storage drivers write here.
         not_ready: watch::channel(Vec::new()).1,
         drivers: Some(parts.drivers),
         volumes_in_use: parts.volumes_in_use,

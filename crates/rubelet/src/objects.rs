@@ -150,7 +150,7 @@ impl ClusterObjects {
         Arc::new(Self {
             config_maps: ObjectCache::telling(
                 sources.config_maps.clone(),
-                strategy,
+                strategy.clone(),
                 unit.clone(),
                 waker(|i| &i.config_maps),
             ),

@@ -45,7 +45,9 @@ impl ApiView {
     fn finding(&self) -> Finding {
         let server = &self.client.config().server;
         let (node, pods) = (self.node.borrow(), self.pods.borrow());
-        let error = node.error.as_ref().or(pods.error.as_ref());
+        // An open watch may outlive the credentials that it was opened with.
+        let trouble = self.client.trouble();
+        let error = trouble.as_ref().or(node.error.as_ref()).or(pods.error.as_ref());
         let (severity, message, fix) = match error {
             Some(e) => {
                 let what = "look at the API server and at the way to it; rubelet check asks it";

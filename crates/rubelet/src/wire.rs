@@ -7,8 +7,8 @@
 //!                                                                                  └──────── pleg ◀─────────┘
 //! ```
 //!
-//! The right to change the runtime is the one `Arc<dyn RuntimeMutator>` below: workers hold it, image pulls and probes on their behalf, and
-//! the log rotator a narrowed form of it.
+//! The right to change the runtime is the one `Arc<dyn RuntimeMutator>` below: workers hold it, image pulls and probes on their behalf, the
+//! log rotator and the teller of the pods' address range narrowed forms of it.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -56,6 +56,7 @@ use crate::node;
 use crate::node_host::{NodeHost, Paths};
 use crate::node_object::{self, Parts};
 use crate::plugin_volumes::{self, ClusterVolumes};
+use crate::pod_cidr::PodCidr;
 use crate::startup;
 use crate::version;
 use crate::view::{ApiView, View};
@@ -130,12 +131,9 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let containers = CriContainers::new(runtime.reader.clone(), runtime.streaming.clone(), runtime.mutator.clone());
     let registry = Arc::new(Registry::default());
     let pleg = pod::pleg::start(runtime.reader.clone(), registry.clone(), clock.clone(), metrics.clone(), &tasks);
-    if !config.pod_cidr.is_empty() {
-        let network = cri_api::v1::NetworkConfig { pod_cidr: config.pod_cidr.clone() };
-        let update = cri_api::v1::RuntimeConfig { network_config: Some(network) };
-        if let Err(e) = runtime.mutator.update_runtime_config(update).await {
-            warn!(err = &e as &dyn Error, cidr = config.pod_cidr, "Pod CIDR could not be given to the runtime");
-        }
+    let mut pod_cidr = PodCidr::new(runtime.mutator.clone());
+    if let Err(e) = pod_cidr.give(&config.pod_cidr).await {
+        warn!(err = &e as &dyn Error, cidr = config.pod_cidr, "Pod CIDR could not be given to the runtime");
     }
     let restored = pod::admit::restore(&*host, flags.root_dir()).await?;
     let admit = pod::admit::start(
@@ -283,7 +281,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         sources.push(PodSource::Api);
         node_object = Some(handles.node.clone());
         node_view = Some(NodeView { node: handles.node.clone(), reported: handles.volumes_reported });
-        let known = Cluster::follow_node(handles.node, admit.clone(), &tasks);
+        tasks.spawn_until_stop(pod_cidr.follow(handles.node.clone()));
+        let known = cluster.follow_node(handles.node, admit.clone(), &tasks);
         let pods = cluster.follow_pods(&node_name, known, mirrors.clone(), clock.clone(), updates_tx, &tasks);
         api = Some(ApiView { client: cluster.client.clone(), node: handles.watching, pods });
     }

@@ -548,6 +548,18 @@ impl Node {
         format!("its containers by state {states:?}; {steps}")
     }
 
+    /// Stops and removes a pod in the runtime, behind the kubelet's back.
+    ///
+    /// # Panics
+    /// When the runtime refuses.
+    #[track_caller]
+    pub fn remove_from_runtime(&self, uid: &str) {
+        for sandbox in self.sandboxes().into_iter().filter(|s| s.metadata.as_ref().is_some_and(|m| m.uid == uid)) {
+            self.ask(self.cri.stop_pod_sandbox(&sandbox.id));
+            self.ask(self.cri.remove_pod_sandbox(&sandbox.id));
+        }
+    }
+
     /// Removes every pod of the runtime, whoever made it.
     fn wipe_runtime(&self) {
         self.tokio.block_on(async {

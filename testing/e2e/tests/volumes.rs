@@ -251,15 +251,6 @@ fn command(program: &str, arguments: &[&str]) {
     assert!(status.success(), "{program} {arguments:?}: {status}");
 }
 
-/// Stops and removes the pod in the runtime, behind the kubelet's back.
-fn remove_from_runtime(node: &Node, uid: &str) {
-    use cri::RuntimeMutator;
-    for sandbox in node.sandboxes().into_iter().filter(|s| s.metadata.as_ref().is_some_and(|m| m.uid == uid)) {
-        node.ask(node.cri().stop_pod_sandbox(&sandbox.id));
-        node.ask(node.cri().remove_pod_sandbox(&sandbox.id));
-    }
-}
-
 #[test]
 #[ignore = "needs root and containerd: cargo xtask test"]
 fn what_a_killed_agent_left_is_cleaned_up_and_nobody_elses_data_with_it() {
@@ -303,7 +294,7 @@ fn what_a_killed_agent_left_is_cleaned_up_and_nobody_elses_data_with_it() {
     }
     // (a) the containers are killed, everything else is left; (b) as after a reboot: nothing runs, nothing is mounted, the folders are there.
     for uid in [killed, unmounted, stray, bound] {
-        remove_from_runtime(&node, uid);
+        node.remove_from_runtime(uid);
     }
     mounts::detach(&pods.join(unmounted)).unwrap();
     // (c) a file where the folder of a volume should be empty, of a kind that no code here knows.

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::correlate::{Correlator, Outcome, make};
 use crate::calls::EventApi;
-use crate::error::ErrorKind;
+use crate::error::{ClusterError, ErrorKind};
 use crate::{Unit, Wall};
 
 /// Events that may wait (as client-go's broadcaster).
@@ -42,7 +42,7 @@ impl Recorder {
         let (queue, events) = mpsc::channel(QUEUE);
         let recorder =
             Self { component: component.into(), host: host.into(), queue, dropped: Arc::default(), wall: wall.clone() };
-        (recorder, EventWriter { api, events, correlator: Correlator::default(), wall, unit })
+        (recorder, EventWriter { api, events, correlator: Correlator::default(), wall, unit, refused: None })
     }
 
     /// Records an event of type `Normal` or `Warning`. Never waits; a full queue drops it.
@@ -69,6 +69,8 @@ pub struct EventWriter {
     correlator: Correlator,
     wall: Wall,
     unit: Unit,
+    /// Why the server refused the last event, until it takes one.
+    refused: Option<String>,
 }
 
 impl EventWriter {
@@ -90,6 +92,13 @@ impl EventWriter {
         }
     }
 
+    /// The same refusal of event after event is worth one line.
+    fn is_news(&mut self, error: &ClusterError) -> bool {
+        let known = self.refused.as_ref() == Some(&error.message);
+        self.refused = Some(error.message.clone());
+        !known
+    }
+
     async fn write(&mut self, outcome: Outcome) {
         let (mut event, mut patch) = match outcome {
             Outcome::Skip => return,
@@ -109,7 +118,10 @@ impl EventWriter {
                 }
             };
             let error = match result {
-                Ok(stored) => return self.correlator.written(&stored),
+                Ok(stored) => {
+                    self.refused = None;
+                    return self.correlator.written(&stored);
+                }
                 // The event has expired on the server (an hour, by default): it is made anew, at once.
                 Err(error) if error.is_not_found() && patch.take().is_some() => continue,
                 Err(error) => error,
@@ -119,7 +131,7 @@ impl EventWriter {
                 error.kind,
                 ErrorKind::Unreachable | ErrorKind::Timeout | ErrorKind::Tls | ErrorKind::Throttled { .. }
             ) {
-                if error.is_already_exists() {
+                if error.is_already_exists() || error.kind.concerns_every_call() || !self.is_news(&error) {
                     tracing::debug!(%error, "Server rejected event (will not retry!)");
                 } else {
                     tracing::error!(%error, "Server rejected event (will not retry!)");
@@ -130,7 +142,7 @@ impl EventWriter {
                 tracing::error!(%error, "Unable to write event (retry limit exceeded!)");
                 return;
             }
-            if tried == 1 {
+            if tried == 1 && !error.kind.concerns_every_call() {
                 tracing::warn!(%error, "Unable to write event (may retry after sleeping)");
             }
             let wait = if tried == 1 { WAIT.mul_f64((self.unit)()) } else { WAIT };
@@ -148,7 +160,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::error::{ClusterError, ClusterResult};
+    use crate::error::ClusterResult;
 
     #[derive(Default)]
     struct Api {

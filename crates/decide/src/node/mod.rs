@@ -19,6 +19,6 @@ pub use address::{NodeAddresses, PROVIDED_NODE_IP, provided_node_ip};
 pub use condition::{Pressures, is_ready};
 pub use event::{EventKind, NodeEvent};
 pub use image::{MAX_NAMES, container_images};
-pub use object::{Identity, initial, metadata_of_status, reconcile};
+pub use object::{Identity, initial, metadata_of_status, object_ttl, pod_cidr, reconcile};
 pub use status::{Composed, MachineFacts, NodeRuntime, StatusFacts, changed, compose, missing_capacity};
 pub use version::runtime_version;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use model::api::{self, Node, NodeSpec, NodeStatus, ObjectMeta, Taint};
 
@@ -13,7 +14,23 @@ use crate::resources::resource_list;
 const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Taint until an external cloud controller has completed the node.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+/// How long a node may go on with the configMaps and secrets that it has, whole seconds: set by the controller manager, longer the more
+/// nodes there are.
+const TTL: &str = "node.alpha.kubernetes.io/ttl";
 const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// The age up to which configMaps and secrets need not be read again, as the node's object says it
+/// (`configMapAndSecretChangeDetectionStrategy: Cache`); None: it does not say, or not in whole seconds.
+pub fn object_ttl(node: &Node) -> Option<Duration> {
+    let seconds: i64 = node.metadata.annotations.as_ref()?.get(TTL)?.parse().ok()?;
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
+
+/// The address ranges of the node's pods, as the runtime is told them (CRI NetworkConfig.pod_cidr: a list with commas); empty when nobody
+/// gave the node any.
+pub fn pod_cidr(node: &Node) -> String {
+    node.spec.as_ref().and_then(|s| s.pod_cidrs.as_ref()).map(|all| all.join(",")).unwrap_or_default()
+}
 
 /// Labels of an existing node that are brought to what this agent would register; others of `--node-labels` only count for new nodes.
 const DEFAULT_LABELS: [&str; 11] = [

@@ -465,3 +465,21 @@ fn images_are_the_largest_with_few_names() {
     assert_eq!(names(-1).len(), 3);
     assert!(names(0).is_empty());
 }
+
+#[test]
+fn what_others_say_about_objects_and_addresses() {
+    let ttl = |text: Value| object_ttl(&node_of(json!({"metadata": {"annotations": text}})));
+    let key = "node.alpha.kubernetes.io/ttl";
+    for (text, seconds) in
+        [("0", Some(0)), ("15", Some(15)), ("+300", Some(300)), ("-1", Some(0)), ("1m", None), ("", None)]
+    {
+        assert_eq!(ttl(json!({key: text})).map(|t| t.as_secs()), seconds, "{text:?}");
+    }
+    assert_eq!(ttl(Value::Null), None);
+    let cidr = |spec: Value| pod_cidr(&node_of(json!({"spec": spec})));
+    assert_eq!(
+        cidr(json!({"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00:1::/64"]})),
+        "10.1.0.0/24,fd00:1::/64"
+    );
+    assert_eq!(cidr(json!({})), "");
+}

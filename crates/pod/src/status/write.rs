@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cluster::calls::PodApi;
 use cluster::reflect::version_of;
@@ -9,12 +10,16 @@ use cluster::{ClusterError, ErrorKind};
 use decide::status;
 use model::api::{Node, OwnerReference, Pod, PodStatus};
 use model::pod::{CONFIG_HASH, CONFIG_MIRROR, DesiredPod, PodUid};
+use telemetry::LogLimiter;
 use tracing::{debug, info, warn};
 
 use super::mirrors::{Mirror, Mirrors};
 use super::queue::Key;
 use crate::ports::error_chain;
 use crate::registry::Registry;
+
+/// How often the same refusal is told.
+const TOLD: Duration = Duration::from_secs(60);
 
 /// How a look ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +48,12 @@ pub(super) struct Shared {
     registry: Arc<Registry>,
     mirrors: Mirrors,
     answers: Mutex<HashMap<PodUid, Answer>>,
+    limiter: LogLimiter,
 }
 
 impl Shared {
     pub(super) fn new(api: Arc<dyn PodApi>, registry: Arc<Registry>, mirrors: Mirrors) -> Self {
-        Self { api, registry, mirrors, answers: Mutex::default() }
+        Self { api, registry, mirrors, answers: Mutex::default(), limiter: LogLimiter::new(TOLD) }
     }
 
     pub(super) async fn write(&self, key: &Key, node: Option<&Node>) -> Outcome {
@@ -116,7 +122,7 @@ impl Shared {
                 debug!(pod = format!("{name}_{namespace}"), "Pod does not exist at the API server any more");
                 Outcome::Written
             }
-            Err(e) => failed("patch the status of", namespace, name, &e),
+            Err(e) => self.failed("patch the status of", namespace, name, &e),
         }
     }
 
@@ -139,7 +145,7 @@ impl Shared {
             // Shortly after its start a server says so too of pods that are there: its NodeRestriction plugin asks a cache that has not
             // seen them yet. Only the watch knows; this is tried again until it has told.
             Err(e) if e.kind == ErrorKind::NotFound => Outcome::Refused,
-            Err(e) => failed("delete", namespace, name, &e),
+            Err(e) => self.failed("delete", namespace, name, &e),
         }
     }
 
@@ -177,7 +183,7 @@ impl Shared {
             // The watch brings it: only the watch knows whether it still is there.
             Ok(_) => Outcome::Written,
             Err(e) if e.is_already_exists() => Outcome::Refused,
-            Err(e) => failed("create the mirror pod", desired.namespace(), desired.name(), &e),
+            Err(e) => self.failed("create the mirror pod", desired.namespace(), desired.name(), &e),
         }
     }
 
@@ -188,6 +194,23 @@ impl Shared {
             self.mirrors.remove(&mirror.uid);
         }
         outcome
+    }
+
+    fn failed(&self, what: &str, namespace: &str, name: &str, error: &ClusterError) -> Outcome {
+        let text = error_chain(error);
+        // What concerns every call is told by the client.
+        if error.kind.concerns_every_call() {
+            debug!(err = text, "Failed to {what} pod {name}_{namespace}");
+        } else if let Some(suppressed) =
+            self.limiter.allow(&format!("{what} {namespace}/{name} {text}"), Instant::now())
+        {
+            warn!(err = text, suppressed, "Failed to {what} pod {name}_{namespace}");
+        }
+        match error.kind {
+            ErrorKind::Timeout => Outcome::Down,
+            kind if kind.concerns_every_call() => Outcome::Down,
+            _ => Outcome::Refused,
+        }
     }
 }
 
@@ -208,13 +231,4 @@ fn mirror_of(desired: &DesiredPod, hash: &str, node: &Node) -> Pod {
         block_owner_deletion: None,
     }]);
     pod
-}
-
-fn failed(what: &str, namespace: &str, name: &str, error: &ClusterError) -> Outcome {
-    warn!(err = error_chain(error), "Failed to {what} pod {name}_{namespace}");
-    match error.kind {
-        // True for every request, not for this one alone.
-        ErrorKind::Unreachable | ErrorKind::Tls | ErrorKind::Timeout | ErrorKind::Unauthorized => Outcome::Down,
-        _ => Outcome::Refused,
-    }
 }

@@ -3,8 +3,14 @@
 //! The fixtures are what the Go kubelet 1.36.1 gave: `RUBELET_BIN=~/.cache/rubelet-lab/bin/kubelet RUBELET_E2E_RECORD=1` writes them anew.
 #![allow(clippy::unwrap_used)]
 
+mod admission;
+mod connection;
+mod credentials;
+mod ends;
 mod figures;
+mod files;
 mod life;
+mod mirrors;
 mod node;
 mod objects;
 mod outages;
@@ -52,6 +58,7 @@ fn main() -> ExitCode {
             a_restarted_container_sees_the_new_file
             a_token_of_the_service_account
             services_are_in_the_environment
+            many_services_and_a_start_that_fails_for_its_variables
             a_pod_learns_about_itself;
         life:
             hooks_at_the_end_take_no_more_than_the_grace
@@ -80,6 +87,25 @@ fn main() -> ExitCode {
             of_the_kubelet_are_caught_up
             of_the_kubelet_do_not_cut_a_grace_short
             of_both_kill_nothing;
+        mirrors:
+            that_are_deleted_come_back_and_no_container_is_touched
+            of_what_was_changed_while_the_api_server_was_away;
+        admission:
+            waits_for_the_node_and_then_judges_by_its_labels
+            counts_nothing_that_has_ended
+            gives_what_is_refused_to_the_next;
+        ends:
+            by_a_deadline_are_told_when_nothing_runs_any_more
+            that_a_restart_comes_into_are_not_cut_short
+            of_pods_that_are_gone_leave_nothing;
+        files:
+            by_sub_path_are_new_in_a_new_container_only
+            change_all_at_once_and_always_have_their_owner
+            of_tokens_can_be_read_by_their_user;
+        connection:
+            that_swallows_everything_is_left;
+        credentials:
+            that_are_bad_are_told_once_and_mended_without_a_restart;
     };
     harness(TESTS)
 }

@@ -159,6 +159,60 @@ MY_DB_SERVICE_PORT_SQL=5432";
     assert_eq!(log("unlinked"), kubernetes);
 }
 
+/// kubernetes/kubernetes#84539, #92615. What thousands of services come to in the end, a start that the kernel refuses, is brought about by
+/// one variable here.
+pub(crate) fn many_services_and_a_start_that_fails_for_its_variables(cluster: &mut Cluster) {
+    let ports: Vec<Value> = (1..=25).map(|n| json!({"name": format!("p{n}"), "port": 1000 + n})).collect();
+    let name = |n: usize| format!("crowd-{n}");
+    for n in 0..20 {
+        cluster.create("services", &json!({"metadata": {"name": name(n)}, "spec": {"ports": ports}}));
+    }
+    let elsewhere = json!({"metadata": {"name": "elsewhere"}, "spec": {"ports": [{"port": 1}]}});
+    cluster.api().create("/api/v1/namespaces/kube-public/services", &elsewhere).unwrap();
+    let count = |pod: &Value| {
+        let out = cluster.exec(
+            pod,
+            "c",
+            &["sh", "-c", "env | grep -c ^CROWD; env | grep -c ^ELSEWHERE; env | grep -c ^KUBERNETES_"],
+        );
+        out.lines().map(|n| n.parse::<usize>().unwrap()).collect::<Vec<_>>()
+    };
+    let mut manifest = pod("crowded", [container("c", SLEEP)]);
+    // Host, port and PORT of a service; of each of its ports its number by name, and four more.
+    wait_until("the kubelet has seen the services", seconds(60), || {
+        cluster.api().delete("/api/v1/namespaces/default/pods/crowded", &json!({"gracePeriodSeconds": 0})).unwrap();
+        cluster.run(&manifest);
+        let crowded = cluster.wait_running("crowded");
+        (count(&crowded) == [20 * (3 + 25 * 5), 0, 8]).then_some(())
+    });
+    manifest["metadata"]["name"] = json!("frugal");
+    manifest["spec"]["enableServiceLinks"] = json!(false);
+    cluster.run(&manifest);
+    // Longer than a string may be that a program is started with.
+    cluster.create("configmaps", &json!({"metadata": {"name": "long"}, "data": {"LONG": "x".repeat(200_000)}}));
+    let from = json!({"envFrom": [{"configMapRef": {"name": "long"}}]});
+    cluster.run(&pod("overlong", [with(container("c", SLEEP), from)]));
+    let frugal = cluster.wait_running("frugal");
+    assert_eq!(count(&frugal), [0, 0, 8]);
+    // Some runtimes say so when they are to start it, others only in its log.
+    let overlong = cluster.wait("it cannot be started", "overlong", |p| {
+        let state = status::of(p, "c");
+        [&state["state"], &state["lastState"]]
+            .iter()
+            .any(|s| s["terminated"]["exitCode"].as_i64().is_some_and(|c| c != 0))
+    });
+    let told = cluster.node.container_log(&overlong, "c") + &overlong["status"].to_string();
+    assert!(told.contains("rgument list too long"), "{told}");
+    let short = json!({"data": {"LONG": "short"}});
+    cluster.api().merge("/api/v1/namespaces/default/configmaps/long", &short).unwrap();
+    let healed = cluster.wait_running("overlong");
+    assert_eq!(cluster.exec(&healed, "c", &["sh", "-c", "echo $LONG"]), "short\n");
+    assert_eq!(status::restarts(&cluster.pod("frugal").unwrap(), "c"), 0);
+    for n in 0..20 {
+        cluster.api().delete(&format!("/api/v1/namespaces/default/services/{}", name(n)), &Value::Null).unwrap();
+    }
+}
+
 pub(crate) fn a_pod_learns_about_itself(cluster: &mut Cluster) {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let main = with(

@@ -20,8 +20,10 @@
 mod api;
 mod objects;
 pub mod pki;
+mod proxy;
 
 pub use api::{Api, Refused};
+pub use proxy::{Gate, Proxy, Way};
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -223,6 +225,11 @@ impl ControlPlane {
         &self.authority.own.certificate
     }
 
+    /// That authority, for certificates of all kinds.
+    pub fn signer(&self) -> &Authority {
+        &self.authority
+    }
+
     /// The log of a part, over all its starts.
     pub fn log(&self, part: Part) -> PathBuf {
         self.dir.join(format!("{}.log", part.program()))
@@ -270,20 +277,62 @@ impl ControlPlane {
     /// # Errors
     /// When a file cannot be written.
     pub fn node_kubeconfig(&self, name: &str) -> Result<PathBuf> {
+        let pair = self.node_pair(name)?;
+        self.write_kubeconfig(&format!("node-{}", file_name(name)), &user(&pair))
+    }
+
+    /// A kubeconfig for the node `name` that leads to another address, as that of a [`Proxy`].
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn node_kubeconfig_by(&self, name: &str, address: SocketAddr) -> Result<PathBuf> {
+        let pair = self.node_pair(name)?;
+        let file = format!("node-{}-{}", file_name(name), address.port());
+        self.kubeconfig_of(&file, &format!("https://{address}"), self.authority(), &user(&pair))
+    }
+
+    fn node_pair(&self, name: &str) -> Result<Pair> {
         let file = format!("node-{}", file_name(name));
-        let pair = self.authority.issue(&file, &format!("system:node:{name}"), Some("system:nodes"), &[])?;
-        self.write_kubeconfig(&file, &user(&pair))
+        self.authority.issue(&file, &format!("system:node:{name}"), Some("system:nodes"), &[])
+    }
+
+    /// A proxy before the API server, on a port that stays free while it does not listen.
+    ///
+    /// # Errors
+    /// When there is no free port.
+    pub fn proxy(&self) -> Result<Proxy> {
+        let [port] = ports()?;
+        Proxy::start(port, SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.api)))
+    }
+
+    /// A gate before the API server, through which the node `name` goes.
+    ///
+    /// # Errors
+    /// When there is no free port or a file cannot be written.
+    pub fn gate(&self, name: &str) -> Result<Gate> {
+        let [port] = ports()?;
+        let own = self.authority.issue("gate", "gate", None, &[HOST])?;
+        let target = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.api));
+        Gate::start(port, target, self.authority(), &own, &self.node_pair(name)?)
     }
 
     fn kubeconfig(&self, name: &str) -> PathBuf {
         self.dir.join(format!("kubeconfigs/{name}.yaml"))
     }
 
-    /// JSON, which is YAML too.
     fn write_kubeconfig(&self, name: &str, user: &Value) -> Result<PathBuf> {
+        self.kubeconfig_of(name, &self.url(), self.authority(), user)
+    }
+
+    /// A kubeconfig of this name (as a file) in which everything may be wrong: the server's URL, the authority that its certificate is
+    /// checked with, the user as it stands there (`{"tokenFile": …}`). JSON, which is YAML too.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn kubeconfig_of(&self, name: &str, server: &str, authority: &Path, user: &Value) -> Result<PathBuf> {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "rubelet",
-            "clusters": [{"name": "rubelet", "cluster": {"server": self.url(), "certificate-authority": self.authority()}}],
+            "clusters": [{"name": "rubelet", "cluster": {"server": server, "certificate-authority": authority}}],
             "contexts": [{"name": "rubelet", "context": {"cluster": "rubelet", "user": name}}],
             "users": [{"name": name, "user": user}],
         });

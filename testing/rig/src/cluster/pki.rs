@@ -55,8 +55,24 @@ impl Authority {
     /// # Errors
     /// When a file cannot be written.
     pub fn issue(&self, file: &str, user: &str, group: Option<&str>, names: &[&str]) -> Result<Pair> {
+        self.sign(file, user, params(user, group, names)?)
+    }
+
+    /// As [`Authority::issue`] for a client, valid from and to these seconds from now, which may lie in the past.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn issue_within(&self, file: &str, user: &str, group: Option<&str>, from: i64, to: i64) -> Result<Pair> {
+        let mut params = params(user, group, &[])?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let at =
+            |offset: i64| rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(now.saturating_add_signed(offset));
+        (params.not_before, params.not_after) = (at(from), at(to));
+        self.sign(file, user, params)
+    }
+
+    fn sign(&self, file: &str, user: &str, mut params: CertificateParams) -> Result<Pair> {
         let key = KeyPair::generate().context("cannot make a key")?;
-        let mut params = params(user, group, names)?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
