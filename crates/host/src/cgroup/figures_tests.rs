@@ -1,3 +1,5 @@
+//! Figures of cgroups, read from fixture trees of v1 and v2.
+
 use super::*;
 use crate::cgroup::host::fixtures;
 use crate::testing::put;

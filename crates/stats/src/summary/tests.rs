@@ -1,3 +1,5 @@
+//! The summary against what the Go kubelet gives.
+
 use std::collections::HashMap;
 
 use cri_api::v1;

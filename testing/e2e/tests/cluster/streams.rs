@@ -55,8 +55,8 @@ pub(crate) fn a_log_is_followed_over_rotations(cluster: &mut Cluster) {
             seen.len()
         });
         let plane = &cluster.plane;
-        let stamped = scope.spawn(|| plane.kubectl(&["logs", "-f", "--timestamps", "lines"]).unwrap());
-        let newest = scope.spawn(|| plane.kubectl(&["logs", "-f", "--tail=10", "lines"]).unwrap());
+        let stamped = scope.spawn(|| plane.kubectl(["logs", "-f", "--timestamps", "lines"]).unwrap());
+        let newest = scope.spawn(|| plane.kubectl(["logs", "-f", "--tail=10", "lines"]).unwrap());
         let followed = cluster.kubectl(&["logs", "-f", "lines"]);
         let (stamped, newest) = (text(&stamped.join().unwrap().stdout), text(&newest.join().unwrap().stdout));
         ended.store(true, Ordering::Relaxed);
