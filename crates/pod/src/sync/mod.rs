@@ -368,8 +368,12 @@ impl Worker {
                         && !plan.prune.contains(&o.id)
                 });
                 let log = if later { c.log_path.as_str() } else { "" };
-                // What the runtime will not remove holds up no start: the next run has a name of its own.
                 if let Err(reason) = self.remove_container(&c.id, &c.name, log).await {
+                    // The runtime may be starting it for an agent that was killed: another one beside it would be a second.
+                    if c.state == ContainerState::Created {
+                        return Err(reason);
+                    }
+                    // What is dead and will not go holds up no start: the next run has a name of its own.
                     not_removed.get_or_insert(reason);
                 }
             }
