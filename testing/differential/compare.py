@@ -14,6 +14,7 @@ MEANT = [
     (r'runtime-class|914506b404775dd020ceb2552a592344', 'Go crashes on runtimeClassName without an API server; rubelet runs the pod with the default handler'),
     (r'^root: (checkpoints|cpu_manager_state|dra_manager_state|memory_manager_state|pod-resources/kubelet.sock|image_manager)', 'parts that are not there yet'),
     (r'^root: rubelet', "rubelet's own folder"),
+    (r'^root: pods/[^/]+/rubelet-probes', 'what probes found, kept over a restart without an API server'),
     (r'env\[6\]\.value: Go "\(absent\)", here ""', 'an empty text that the manifest names is shown'),
 ]
 

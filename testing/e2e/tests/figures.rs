@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 const PAGES: [&str; 5] = ["/metrics", "/metrics/cadvisor", "/metrics/probes", "/metrics/resource", "/metrics/slis"];
 const SUMMARIES: [&str; 2] = ["/stats/summary", "/stats/summary?only_cpu_and_memory=true"];
 /// Names that only Go has, by their beginnings. What they count is not there: client-go's queues, DRA.
-const ONLY_GO: [&str; 3] = ["go_", "workqueue_", "dra_operations_duration_seconds"];
+const ONLY_GO: [&str; 4] = ["go_", "workqueue_", "dra_operations_duration_seconds", "kubelet_cri_losing_support"];
 /// Names that are there once something happened, which depends on the run.
 const PASSING: [&str; 3] =
     ["kubelet_restarted_pods_total", "kubelet_http_requests_duration_seconds", "kubelet_evictions"];

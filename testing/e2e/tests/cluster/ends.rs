@@ -95,6 +95,10 @@ pub(crate) fn that_a_restart_comes_into_are_not_cut_short(cluster: &mut Cluster)
     }
     let names = ["begun", "overdue", "unwelcome", "forced"];
     let uids = names.map(|name| status::uid(&cluster.wait_running(name)));
+    for name in names {
+        // Running it is before its shell has set the trap.
+        wait_until("its script has begun", seconds(20), || (share.lines(name).len() == 1).then_some(()));
+    }
     cluster.delete("begun");
     wait_until("SIGTERM arrives", seconds(10), || (share.lines("begun").len() == 2).then_some(()));
     cluster.node.stop();

@@ -382,7 +382,7 @@ pub(super) fn put_log(directory: &Path, name: &str, lines: &[(&str, String)]) ->
     let path = directory.join(name);
     // Of a moment ago: some requests ask for what is younger than a time.
     let at = jiff::Timestamp::now();
-    let text: String = lines.iter().map(|(s, l)| format!("{at} {s} F {l}\n")).collect();
+    let text: String = lines.iter().map(|(s, l)| format!("{at:.9} {s} F {l}\n")).collect();
     std::fs::write(&path, text).unwrap();
     path
 }

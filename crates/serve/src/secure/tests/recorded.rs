@@ -209,7 +209,9 @@ async fn pages_that_the_record_leaves_out() {
     assert!(json(&running.ask("GET /configz").await)["kubeletconfig"].is_object());
     assert_eq!(json(&running.ask("GET /%70ods").await)["kind"], "PodList");
     let answer = running.ask("GET /containerLogs/default/web-node-a/app?timestamps=true&limitBytes=36").await;
-    assert_eq!(answer.body, "2026-11-29T01:02:03.500000000Z out 0");
+    let (stamp, line) = answer.body.split_once(' ').unwrap();
+    assert!(stamp.len() == 30 && stamp.parse::<jiff::Timestamp>().is_ok(), "{stamp}");
+    assert_eq!(line, "out 0");
     // A log that is a link to elsewhere, and one to a place among the logs.
     let (log, pod_logs) = (running.directory.path().join("done-app"), running.directory.path().join("pod-logs"));
     std::fs::create_dir(&pod_logs).unwrap();
