@@ -202,8 +202,10 @@ pub(crate) fn many_services_and_a_start_that_fails_for_its_variables(cluster: &m
             .iter()
             .any(|s| s["terminated"]["exitCode"].as_i64().is_some_and(|c| c != 0))
     });
-    let told = cluster.node.container_log(&overlong, "c") + &overlong["status"].to_string();
-    assert!(told.contains("rgument list too long"), "{told}");
+    wait_until("the reason is told", seconds(20), || {
+        let told = cluster.node.container_log(&overlong, "c") + &overlong["status"].to_string();
+        told.contains("rgument list too long").then_some(())
+    });
     let short = json!({"data": {"LONG": "short"}});
     cluster.api().merge("/api/v1/namespaces/default/configmaps/long", &short).unwrap();
     // Some runtimes start it before it fails: the run that stays is the healed one.
