@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
@@ -17,13 +18,14 @@ pub struct Share {
 }
 
 impl Share {
-    /// A new one below the node's directory.
+    /// A new and empty one below the node's directory: tests that share the node use the same names in it.
     ///
     /// # Panics
     /// When it cannot be made.
     #[track_caller]
     pub fn new(node: &Node) -> Self {
-        let dir = node.dir().join("share");
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let dir = node.dir().join(format!("share-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir_all(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         Self { dir }
     }
