@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::admission::{Ledger, NodeFacts, Refusal, Rules};
+use decide::admission::{Admitted, Ledger, NodeFacts, Refusal, Rules};
 use decide::resources::ResourceList;
 use manifest::checkpoint::{self, PodAllocation};
 use model::api::{Node, ResourceRequirements, Taint};
@@ -31,7 +31,8 @@ const ACTUATED_DELAY: Duration = Duration::from_millis(200);
 
 enum Request {
     Node(Box<Seen>),
-    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<(), Refusal>>>),
+    Pressures(Vec<String>),
+    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Verdict>>),
     Actuated(PodUid, String, Box<ResourceRequirements>),
     Ended(PodUid),
     Release(PodUid),
@@ -45,13 +46,16 @@ struct Seen {
     allocatable: ResourceList,
 }
 
+/// What becomes of a pod.
+pub type Verdict = Result<Admitted, Refusal>;
+
 /// The way to the ledger's owner.
 #[derive(Clone)]
 pub struct AdmitHandle(mpsc::Sender<Request>);
 
 impl AdmitHandle {
     /// Admits pods in this order; one verdict each. When the owner is gone (the agent stops), every pod is refused.
-    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Result<(), Refusal>> {
+    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Verdict> {
         let count = pods.len();
         let (reply, answer) = oneshot::channel();
         let sent = self.0.send(Request::Admit(pods, reply)).await;
@@ -78,6 +82,11 @@ impl AdmitHandle {
                 .collect(),
         };
         let _ = self.0.send(Request::Node(Box::new(seen))).await;
+    }
+
+    /// From now on the node is under these pressures (`MemoryPressure`, …), in any order.
+    pub async fn pressures(&self, pressures: Vec<String>) {
+        let _ = self.0.send(Request::Pressures(pressures)).await;
     }
 
     /// Notes the resources that a container was created with.
@@ -195,7 +204,7 @@ impl Admitter {
                         self.allocated.insert(pod.uid().to_string(), allocation(pod));
                         self.allocated_dirty = true;
                     }
-                    verdicts.push(verdict.map(|_| ()));
+                    verdicts.push(verdict);
                 }
                 // Written before the worker may act on it.
                 self.save().await;
@@ -206,6 +215,10 @@ impl Admitter {
                 self.node.taints = seen.taints;
                 // What the object does not tell yet is as this host found it.
                 self.node.allocatable.extend(seen.allocatable);
+            }
+            Request::Pressures(mut pressures) => {
+                pressures.sort();
+                self.node.pressures = pressures;
             }
             Request::Actuated(uid, container, resources) => {
                 let level = self.allocated.get(uid.as_str()).and_then(|pod| pod.pod_level.clone());

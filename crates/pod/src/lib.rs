@@ -5,6 +5,7 @@
 
 pub mod admit;
 pub mod desired;
+pub mod ends;
 pub mod events;
 pub mod http;
 pub mod images;
