@@ -12,6 +12,7 @@
 //! one PUT of the lease and one comparison every 10 s.
 
 mod csi_node;
+pub mod eviction;
 mod keeper;
 mod lease;
 mod object;

@@ -33,6 +33,17 @@ impl NodeEvents for Events {
     }
 }
 
+/// The way of events about the node to the API server.
+pub(crate) fn events(cluster: &Cluster, name: &str) -> Arc<dyn NodeEvents> {
+    let about = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(name.to_owned()),
+        ..ObjectReference::default()
+    };
+    Arc::new(Events { recorder: cluster.recorder.clone(), about })
+}
+
 /// Parts of the agent that the node's tasks look at.
 pub(crate) struct Parts {
     pub(crate) runtime: Arc<dyn RuntimeReader>,
@@ -41,6 +52,8 @@ pub(crate) struct Parts {
     pub(crate) declared_features: Vec<String>,
     pub(crate) volumes_in_use: watch::Receiver<Arc<Vec<String>>>,
     pub(crate) drivers: watch::Receiver<Arc<Drivers>>,
+    pub(crate) pressures: watch::Receiver<Pressures>,
+    pub(crate) events: Arc<dyn NodeEvents>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
 }
@@ -68,13 +81,7 @@ pub(crate) fn start(
     let client = cluster.client.clone();
     // A heartbeat must not stand behind other requests in the queue.
     let heartbeat = Arc::new(client.with_deadline(settings.heartbeat_deadline()).with_limit(0.0, 0));
-    let about = ObjectReference {
-        kind: Some("Node".to_owned()),
-        name: Some(name.to_owned()),
-        uid: Some(name.to_owned()),
-        ..ObjectReference::default()
-    };
-    let events = Arc::new(Events { recorder: cluster.recorder.clone(), about });
+    let events = parts.events;
     events.event(&NodeEvent::starting());
     // Written before anything else was started; a start without it does not get here.
     if config.cgroups_per_qos && config.enforce_node_allocatable.iter().any(|e| e == "pods") {
@@ -92,9 +99,7 @@ pub(crate) fn start(
         // Read once: Go, too, reports the machine that it started on, until its devices change. The managers of devices write here.
         machine: watch::channel(Arc::new(machine(resources))).1,
         addresses: addresses(flags, name),
-        // Without eviction nothing measures shortages: "has no pressure" is what Go says too before its first measurement. The eviction
-        // manager writes here.
-        pressures: watch::channel(Pressures::default()).1,
+        pressures: parts.pressures,
         // What else keeps a node from being ready has no source yet: the shutdown manager and the storage drivers write here.
         not_ready: watch::channel(Vec::new()).1,
         drivers: Some(parts.drivers),

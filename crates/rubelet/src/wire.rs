@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::node::eviction::{Eviction, EvictionPorts, NothingToReclaim};
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
 use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
@@ -48,6 +49,7 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::credentials::{self, NodeKeyring, Places};
+use crate::eviction;
 use crate::figures;
 use crate::https;
 use crate::join::Cluster;
@@ -55,6 +57,7 @@ use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
 use crate::node_object::{self, Parts};
+use crate::oom;
 use crate::plugin_volumes::{self, ClusterVolumes};
 use crate::pod_cidr::PodCidr;
 use crate::startup;
@@ -220,10 +223,28 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let figures_parts = figures::Parts {
         reader: runtime.reader.clone(),
         objects: objects.clone(),
-        layout,
-        kubepods: kubepods_path,
+        layout: layout.clone(),
+        kubepods: kubepods_path.clone(),
         started: settings.agent_started,
     };
+    let stats = figures::stats(&config, &flags, figures_parts, &node_name, &registry, &metrics);
+    let places = eviction::Places {
+        root: flags.root_dir().to_owned(),
+        proc: PathBuf::from(node::PROC),
+        layout,
+        kubepods: config.cgroups_per_qos.then_some(kubepods_path),
+        split_disks: gates.enabled(Gate::KubeletSeparateDiskGC),
+    };
+    let eviction_ports = EvictionPorts {
+        figures: Arc::new(eviction::NodeFigures::new(places, runtime.reader.clone(), stats.clone())),
+        reclaim: Arc::new(NothingToReclaim),
+        admit: Arc::new(admit.clone()),
+        registry: registry.clone(),
+        events: events.clone(),
+        metrics: metrics.clone(),
+    };
+    // The node's first word about its pressures is true.
+    let mut eviction = Eviction::start(eviction::config(&config, &flags, &gates), eviction_ports).await?;
     let deps = Arc::new(PodDeps {
         images,
         objects,
@@ -262,9 +283,13 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             declared_features: node_object::declared_features(&gates),
             volumes_in_use: volumes.in_use(),
             drivers: drivers.registered(),
+            pressures: eviction.pressures(),
+            events: node_object::events(cluster, &node_name),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
+        eviction = eviction.with_node_events(parts.events.clone());
+        oom::start(parts.events.clone(), &tasks);
         let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
         startup::follow(handles.node.clone(), Path::new(node::PROC), &metrics, &tasks);
         let pod_api = Arc::new(cluster.client.clone());
@@ -288,6 +313,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     }
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     volumes.start(node_view, dispatcher.all_seen());
+    tasks.spawn_until_stop(eviction.run(dispatcher.ends()));
     let registry_dir = flags.root_dir().join("plugins_registry");
     tasks.spawn(plugins::registration::run(registry_dir, vec![Arc::new(drivers)], tasks.stop().clone()));
     let view: Arc<View> = Arc::new(View {
@@ -301,7 +327,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         flags: flags.clone(),
     });
     let health = Health::new(view.clone(), metrics.clone(), Some(log));
-    let figures = figures::open(&config, &flags, figures_parts, &view, &metrics);
+    let figures = figures::open(&flags, stats, &view, &metrics);
     let secure = if config.enable_server {
         let needs = https::Needs {
             cluster: cluster.as_ref(),
