@@ -1,8 +1,9 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `containerd`.
 
 mod bench;
 mod checks;
 mod cluster;
+mod conformance;
 mod demo;
 mod joined;
 mod libtest;
@@ -70,6 +71,8 @@ enum Task {
         #[arg(long, conflicts_with = "joined")]
         probes: bool,
     },
+    /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
+    Conformance(conformance::Options),
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
         /// 2: the reference build (lab/build-reference containerd); 1: the system's package
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         }
         Task::Bench { scrapes: Some(pods), .. } => scrapes::run(&shell, pods),
         Task::Bench { quick, .. } => bench::run(&shell, quick),
+        Task::Conformance(options) => conformance::run(&shell, &options),
         Task::Containerd { which } => containerd(&shell, which),
     });
     match result {
