@@ -354,7 +354,8 @@ impl Worker {
                     return Some(());
                 }
             };
-            match self.sync_round(&pod).await {
+            // On the heap while it runs: a pod at rest, which most are, holds nothing of a round.
+            match Box::pin(self.sync_round(&pod)).await {
                 Next::Ended => {
                     self.ending = Some(self.ending.take().unwrap_or(EndReason::Completed));
                     return Some(());
@@ -366,7 +367,7 @@ impl Worker {
 
     /// Rounds until nothing of the pod can run any more.
     async fn terminating(&mut self) -> Option<()> {
-        while !self.terminate_round().await? {
+        while !Box::pin(self.terminate_round()).await? {
             let again = Instant::now() + self.deps.random.jitter(Duration::from_secs(1), 0.5);
             self.wait(again).await?;
         }
@@ -382,7 +383,7 @@ impl Worker {
                 Intent::Run(_) => (false, false),
             };
             if !unmounted || gone {
-                match self.clean_up(gone && !again).await {
+                match Box::pin(self.clean_up(gone && !again)).await {
                     Ok(()) if gone => return Some(()),
                     Ok(()) => {
                         unmounted = true;
