@@ -73,6 +73,7 @@ pub(crate) fn outcomes(report: &Value) -> Results {
                 "skipped" => State::Skipped,
                 // The run was ended from outside: it says nothing about the kubelet.
                 "interrupted" | "aborted" => return None,
+                _ if message.starts_with("A suite timeout occurred") => return None,
                 _ => State::Failed,
             };
             let why = message.chars().take(160).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -223,7 +224,8 @@ mod tests {
         };
         let report = json!([{"SpecReports": [
             spec("passed", "a", ""), spec("failed", "b", "no\ttab"), spec("skipped", "c", ""), spec("skipped", "d", "no GPU"),
-            spec("timedout", "e", "late"), spec("interrupted", "f", "x"), {"LeafNodeType": "BeforeSuite", "State": "passed"},
+            spec("timedout", "e", "late"), spec("interrupted", "f", "x"),
+            spec("timedout", "g", "A suite timeout occurred"), {"LeafNodeType": "BeforeSuite", "State": "passed"},
         ]}]);
         let all = outcomes(&report);
         let states: Vec<_> = all.iter().map(|(n, o)| (n.rsplit_once(' ').unwrap().1, o.state)).collect();
