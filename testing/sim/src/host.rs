@@ -237,7 +237,7 @@ impl PodHost for FakeHost {
                 let host_path = PathBuf::from(format!("{ROOT}/pods/{uid}/volumes/{}", volume.name));
                 mounted.insert(
                     volume.name.clone(),
-                    MountedVolume { host_path, read_only: false, gid: None, device: false, spec_name: None },
+                    MountedVolume::at(host_path),
                 );
             }
             VolumeResults { mounted, failed: BTreeMap::new() }
