@@ -235,10 +235,7 @@ impl PodHost for FakeHost {
             for volume in pod.spec().volumes.iter().flatten() {
                 s.mounts.insert((uid.clone(), volume.name.clone()));
                 let host_path = PathBuf::from(format!("{ROOT}/pods/{uid}/volumes/{}", volume.name));
-                mounted.insert(
-                    volume.name.clone(),
-                    MountedVolume::at(host_path),
-                );
+                mounted.insert(volume.name.clone(), MountedVolume::at(host_path));
             }
             VolumeResults { mounted, failed: BTreeMap::new() }
         })

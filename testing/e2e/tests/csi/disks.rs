@@ -72,19 +72,19 @@ pub(crate) fn disks_without_a_driver(cluster: &mut Cluster) {
     let wwn = format!("5006{:08x}", std::process::id());
     fibre.link(&format!("/dev/disk/by-path/fc-0x{wwn}-lun-3"));
     let local = |device: &Path, mode: &str| json!({"local": {"path": device}, "volumeMode": mode});
-    claim_of(cluster, "raw", &local(&raw.device, "Block"));
+    claim_of(cluster, "raw-disk", &local(&raw.device, "Block"));
     claim_of(cluster, "formatted", &local(&formatted.device, "Filesystem"));
     claim_of(cluster, "fibre", &json!({"fc": {"targetWWNs": [wwn], "lun": 3, "fsType": "ext4"}}));
     let main = with(
         container("c", SLEEP),
-        json!({"volumeDevices": [{"name": "raw", "devicePath": "/dev/raw"}],
+        json!({"volumeDevices": [{"name": "raw-disk", "devicePath": "/dev/raw"}],
             "volumeMounts": [{"name": "formatted", "mountPath": "/f"}, {"name": "fibre", "mountPath": "/fc"}]}),
     );
     let mut p = pod("disks", [main]);
     p["spec"]["terminationGracePeriodSeconds"] = json!(1);
     p["spec"]["securityContext"] = json!({"fsGroup": 4321});
     let volume = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
-    p["spec"]["volumes"] = json!([volume("raw"), volume("formatted"), volume("fibre")]);
+    p["spec"]["volumes"] = json!([volume("raw-disk"), volume("formatted"), volume("fibre")]);
     cluster.run(&p);
     let running = cluster.wait_running("disks");
     let uid = running["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -100,7 +100,7 @@ pub(crate) fn disks_without_a_driver(cluster: &mut Cluster) {
     let plugins = [
         at(&format!("plugins/kubernetes.io/fc/{wwn}-lun-3")),
         at("plugins/kubernetes.io/local-volume/mounts/pv-formatted"),
-        at(&format!("plugins/kubernetes.io~local-volume/volumeDevices/pv-raw/{uid}")),
+        at(&format!("plugins/kubernetes.io~local-volume/volumeDevices/pv-raw-disk/{uid}")),
     ];
     let pods = [
         at(&format!("pods/{uid}/volumes/kubernetes.io~fc/pv-fibre")),
@@ -114,7 +114,7 @@ pub(crate) fn disks_without_a_driver(cluster: &mut Cluster) {
     for path in &pods {
         assert!(mounts(cluster, &uid).contains(path), "{path}");
     }
-    let link = root.join(format!("pods/{uid}/volumeDevices/kubernetes.io~local-volume/pv-raw"));
+    let link = root.join(format!("pods/{uid}/volumeDevices/kubernetes.io~local-volume/pv-raw-disk"));
     assert_eq!(fs::read_link(&link).unwrap(), raw.device);
 
     // Killed and started again, it knows all of them, and mounts none twice.
