@@ -54,7 +54,6 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
     ("imageMinimumGCAge", Level::Warn, "images are not collected"),
     ("imageMaximumGCAge", Level::Warn, "images are not collected"),
     ("evictionPressureTransitionPeriod", Level::Warn, "pods are not evicted"),
-    ("volumeStatsAggPeriod", Level::Warn, "volume use is not measured"),
     ("localStorageCapacityIsolation", Level::Warn, "local storage limits are not enforced"),
     ("systemReservedCgroup", Level::Warn, "reserved cgroups are not written"),
     ("kubeReservedCgroup", Level::Warn, "reserved cgroups are not written"),

@@ -4,6 +4,7 @@
 //! assumes where `/proc` or `/sys/fs/cgroup` stand; roots are parameters, so that fixture trees can stand in for them.
 
 pub mod cgroup;
+pub mod disk;
 pub mod error;
 pub mod fsx;
 pub mod logs;

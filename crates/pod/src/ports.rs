@@ -188,6 +188,15 @@ pub struct MountedVolume {
     pub device: bool,
     /// Name of the PersistentVolume behind a claim: paths on the node that Go names by it must be found by it.
     pub spec_name: Option<String>,
+    /// Its files are the pod's, and want the SELinux label of its containers.
+    pub relabel: bool,
+}
+
+impl MountedVolume {
+    /// A volume at this path that everybody may use.
+    pub fn at(host_path: PathBuf) -> Self {
+        Self { host_path, read_only: false, gid: None, device: false, spec_name: None, relabel: false }
+    }
 }
 
 /// The volumes of one pod by volume name.
@@ -218,8 +227,13 @@ pub struct VolumeResults {
 /// How a volume of a plugin stands for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginVolume {
-    /// It stands ready at this path; of a block volume, this is a link to the device.
-    Ready(PathBuf),
+    /// It stands ready.
+    Ready {
+        /// Where; of a block volume, this is a link to the device.
+        path: PathBuf,
+        /// See [`MountedVolume::relabel`].
+        relabel: bool,
+    },
     /// It waits for something; the pod's worker is woken ([`PodEntry::objects_changed`]) when that comes.
     Waits(String),
     /// The last try failed, and another one will be made; the worker is woken then.
@@ -231,6 +245,8 @@ pub enum PluginVolume {
         /// The pod was not told of this try yet.
         fresh: bool,
     },
+    /// The node can take no more volumes of its driver: the pod cannot stay here.
+    Exhausted,
 }
 
 /// Volumes of plugins. No call waits for a plugin longer than some seconds: what takes longer goes on behind it, and the worker is woken.

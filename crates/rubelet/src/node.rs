@@ -187,15 +187,25 @@ pub(crate) fn request_facts(
         memory_qos,
         seccomp_default: config.seccomp_default || flags.seccomp_default(),
         seccomp_dir: flags.root_dir().join("seccomp").display().to_string(),
-        selinux: Path::new("/sys/fs/selinux/enforce").exists(),
+        selinux: Path::new("/sys/fs/selinux/enforce").exists().then(selinux_file_context),
         thermal_throttle_paths: host::proc::thermal_throttle_paths(Path::new(SYS)).unwrap_or_default(),
         gates: requests::Gates {
             container_stop_signals: gates.enabled(Gate::ContainerStopSignals),
             env_files: gates.enabled(Gate::EnvFiles),
             hostname_override: gates.enabled(Gate::HostnameOverride),
             pod_level_resources: gates.enabled(Gate::PodLevelResources),
+            selinux_mount: gates.enabled(Gate::SELinuxMount),
         },
     }
+}
+
+/// The label of the policy for files of containers; empty: it has none. Where it is: go-selinux's places.
+fn selinux_file_context() -> String {
+    let config = std::fs::read_to_string("/etc/selinux/config").unwrap_or_default();
+    let policy = config.lines().rev().find_map(|l| Some(l.trim().strip_prefix("SELINUXTYPE=")?.trim().to_owned()));
+    let policy = format!("/etc/selinux/{}/contexts/lxc_contexts", policy.unwrap_or_else(|| "targeted".to_owned()));
+    let texts = ["/usr/share/containers/selinux/contexts", &policy].into_iter().map(std::fs::read_to_string);
+    texts.flatten().next().and_then(|text| decide::selinux::file_context(&text)).unwrap_or_default()
 }
 
 /// Whether swap can be limited: on v2 by the file in the agent's own cgroup, on v1 by the one at the root.

@@ -198,11 +198,23 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     };
     let drivers = Drivers::default();
     let volume_objects: Arc<dyn Objects> = match &cluster {
-        Some(cluster) => Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks)),
+        Some(cluster) => {
+            let volumes = Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks));
+            tasks.spawn_until_stop(volumes.clone().follow_limits(drivers.clone()));
+            volumes
+        }
         None => Arc::new(plugin_volumes::Alone),
     };
     // Before the node tells anything: what stands is in use.
-    let volumes = plugin_volumes::find(flags.root_dir(), &node_name, &drivers, volume_objects, &tasks).await?;
+    let volumes = plugin_volumes::find(
+        flags.root_dir(),
+        &node_name,
+        &drivers,
+        volume_objects,
+        settings.node.selinux.is_some(),
+        &tasks,
+    )
+    .await?;
     let mut images = Images::new(
         runtime.reader.clone(),
         runtime.mutator.clone(),
@@ -223,6 +235,9 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         layout,
         kubepods: kubepods_path,
         started: settings.agent_started,
+        volumes: volumes.clone(),
+        events: events.clone(),
+        volume_health: gates.enabled(Gate::CSIVolumeHealth),
     };
     let deps = Arc::new(PodDeps {
         images,

@@ -46,7 +46,7 @@ use storage::{Storage, Volume};
 use text::{Kind, Page, labels};
 
 pub use groups::GroupSettings;
-pub use storage::{ClaimedVolume, Claims, StorageSettings};
+pub use storage::{ClaimedVolume, Claims, DriverFigures, StorageSettings};
 
 /// How long what was collected serves others.
 pub const SHARED: Duration = Duration::from_secs(2);
@@ -310,8 +310,8 @@ impl Stats {
                     claims.insert(pod.uid.clone(), of_pod);
                 }
             }
-            let metrics = self.metrics.clone();
-            blocking(move || Ok(storage::volumes(&settings.storage, &names, &claims, &metrics))).await
+            let (drivers, metrics) = (self.claims.drivers().await, self.metrics.clone());
+            blocking(move || Ok(storage::volumes(&settings.storage, &names, &claims, &drivers, &metrics))).await
         };
         self.volumes.get(|_| true, make).await
     }
@@ -442,23 +442,28 @@ fn logs_and_claims(names: &Names, storage: &Storage, volumes: Option<&HashMap<St
     for pod in &names.pods {
         for volume in volumes.and_then(|v| v.get(&pod.uid)).into_iter().flatten() {
             if let Some(claim) = &volume.claim {
-                claims.insert((pod.namespace.as_str(), claim.as_str()), volume.usage);
+                claims.insert((pod.namespace.as_str(), claim.as_str()), volume);
             }
         }
     }
-    type Value = fn(&storage::Usage) -> Option<u64>;
-    let all: [(&'static str, &'static str, Value); 6] = [
-        ("kubelet_volume_stats_available_bytes", "Bytes that can still be written.", |u| Some(u.fs?.available)),
-        ("kubelet_volume_stats_capacity_bytes", "Size in bytes.", |u| Some(u.fs?.capacity)),
-        ("kubelet_volume_stats_inodes", "Inodes.", |u| Some(u.fs?.inodes)),
-        ("kubelet_volume_stats_inodes_free", "Inodes that are free.", |u| Some(u.fs?.inodes_free)),
-        ("kubelet_volume_stats_inodes_used", "Inodes in use.", |u| u.inodes_used),
-        ("kubelet_volume_stats_used_bytes", "Bytes in use.", |u| u.used),
+    type Value = fn(&Volume) -> Option<u64>;
+    let all: [(&'static str, &'static str, Value); 7] = [
+        ("kubelet_volume_stats_available_bytes", "Bytes that can still be written.", |v| Some(v.usage.fs?.available)),
+        ("kubelet_volume_stats_capacity_bytes", "Size in bytes.", |v| Some(v.usage.fs?.capacity)),
+        (
+            "kubelet_volume_stats_health_status_abnormal",
+            "1: the driver says that something is wrong with the volume.",
+            |v| v.abnormal.map(u64::from),
+        ),
+        ("kubelet_volume_stats_inodes", "Inodes.", |v| Some(v.usage.fs?.inodes)),
+        ("kubelet_volume_stats_inodes_free", "Inodes that are free.", |v| Some(v.usage.fs?.inodes_free)),
+        ("kubelet_volume_stats_inodes_used", "Inodes in use.", |v| v.usage.inodes_used),
+        ("kubelet_volume_stats_used_bytes", "Bytes in use.", |v| v.usage.used),
     ];
     for (name, help, value) in all {
         let mut family = page.family(name, Kind::Gauge, help);
-        for ((namespace, claim), usage) in &claims {
-            if let Some(value) = value(usage) {
+        for ((namespace, claim), volume) in &claims {
+            if let Some(value) = value(volume) {
                 family.sample(&[&labels(&[("namespace", namespace), ("persistentvolumeclaim", claim)])], value, None);
             }
         }

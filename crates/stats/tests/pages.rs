@@ -1,6 +1,7 @@
 //! The pages over a fake runtime and a tree of fixtures that stands for the host.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use fakes::FakeRuntime;
 use host::cgroup::CgroupLayout;
 use jiff::Timestamp;
 use serde_json::Value;
-use stats::{ClaimedVolume, Claims, GroupSettings, Settings, Stats, StorageSettings};
+use stats::{ClaimedVolume, Claims, DriverFigures, GroupSettings, Settings, Stats, StorageSettings};
 use telemetry::metrics::Metrics;
 
 struct NoClaims;
@@ -20,6 +21,10 @@ struct NoClaims;
 impl Claims for NoClaims {
     async fn claims(&self, _: &str) -> Vec<ClaimedVolume> {
         Vec::new()
+    }
+
+    async fn drivers(&self) -> HashMap<String, Vec<DriverFigures>> {
+        HashMap::new()
     }
 }
 

@@ -235,10 +235,7 @@ impl PodHost for FakeHost {
             for volume in pod.spec().volumes.iter().flatten() {
                 s.mounts.insert((uid.clone(), volume.name.clone()));
                 let host_path = PathBuf::from(format!("{ROOT}/pods/{uid}/volumes/{}", volume.name));
-                mounted.insert(
-                    volume.name.clone(),
-                    MountedVolume { host_path, read_only: false, gid: None, device: false, spec_name: None },
-                );
+                mounted.insert(volume.name.clone(), MountedVolume::at(host_path));
             }
             VolumeResults { mounted, failed: BTreeMap::new() }
         })

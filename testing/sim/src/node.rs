@@ -681,7 +681,7 @@ fn settings(clock: &Clock) -> Settings {
             memory_qos: None,
             seccomp_default: false,
             seccomp_dir: format!("{ROOT}/seccomp"),
-            selinux: false,
+            selinux: None,
             thermal_throttle_paths: Vec::new(),
             gates: config::Gates::default(),
         },

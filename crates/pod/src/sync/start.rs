@@ -223,7 +223,7 @@ impl Worker {
                 .filter(|(_, v)| !v.device)
                 .map(|(name, v)| {
                     let source = VolumeSource::HostPath(v.host_path.display().to_string());
-                    (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: false })
+                    (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: v.relabel })
                 })
                 .chain(images.iter().map(|(name, image)| {
                     let source = VolumeSource::Image(image.clone());

@@ -414,8 +414,8 @@ impl Metrics {
         self.cgroup_manager_duration.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
-    /// What a volume takes was measured, by `du` (a walk) or `statfs`.
-    pub fn volume_measured(&self, source: &'static str, took: Duration) {
+    /// What a volume takes was measured, by `du` (a walk), `statfs`, or the driver of this name.
+    pub fn volume_measured(&self, source: &str, took: Duration) {
         self.volume_metric_collection_duration.with_label_values(&[source]).observe(took.as_secs_f64());
     }
 

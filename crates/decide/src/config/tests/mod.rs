@@ -39,7 +39,7 @@ pub(super) fn node() -> NodeFacts {
         memory_qos: None,
         seccomp_default: false,
         seccomp_dir: "/var/lib/kubelet/seccomp".into(),
-        selinux: false,
+        selinux: None,
         thermal_throttle_paths: vec!["/sys/devices/system/cpu/cpu0/thermal_throttle".into()],
         gates: Gates::default(),
     }
