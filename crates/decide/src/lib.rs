@@ -14,6 +14,7 @@ pub mod plan;
 pub mod pleg;
 pub mod probe;
 pub mod resources;
+pub mod resize;
 pub mod restart;
 pub mod status;
 pub mod terminate;
