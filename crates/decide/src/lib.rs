@@ -15,6 +15,7 @@ pub mod plan;
 pub mod pleg;
 pub mod probe;
 pub mod resources;
+pub mod resize;
 pub mod restart;
 pub mod selinux;
 pub mod status;

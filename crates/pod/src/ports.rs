@@ -303,8 +303,14 @@ pub struct ContainerFiles {
 /// treat an error as "not done" and repeat, so each call is idempotent.
 #[async_trait]
 pub trait PodHost: Send + Sync {
-    /// Makes the pod's cgroup unless it exists; an existing one is not rewritten.
-    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()>;
+    /// Makes the pod's cgroup unless it exists; an existing one is not rewritten. True when it was made.
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool>;
+    /// The CPU and memory settings of a pod's cgroup that are in force.
+    async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources>;
+    /// Writes settings of a pod's cgroup that stands.
+    async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()>;
+    /// Memory that a pod's cgroup uses, in bytes, as its limit counts it.
+    async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>>;
     /// Kills what is left in the pod's cgroup, at whatever QoS level it stands, and removes it. Absent is done.
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()>;
     /// UIDs of the pod cgroups that exist. With the systemd driver their dashes are back in place.

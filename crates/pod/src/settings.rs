@@ -6,12 +6,15 @@ use std::time::Duration;
 use cri_api::v1;
 use decide::config::NodeFacts;
 use decide::gc::ContainerGcPolicy;
+use decide::resize::ResizeRules;
 use decide::restart::RestartGates;
 use model::cgroup::CgroupName;
 
 /// What is configured or was found out about the node.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What can be resized.
+    pub resize: ResizeRules,
     /// The node's name.
     pub node_name: String,
     /// The runtime's name, the scheme of container ids in status (`containerd://…`).

@@ -22,6 +22,7 @@ use std::time::Duration;
 use cri::port::{CriError, RuntimeMutator, RuntimeReader};
 use decide::backoff::Backoffs;
 use jiff::Timestamp;
+use model::allocation::PodAllocation;
 use model::pod::{CONFIG_SEEN, DesiredPod, PodUid};
 use model::timeline::{StepKind, StepResult};
 use telemetry::LogLimiter;
@@ -42,6 +43,7 @@ use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
 use crate::status::StatusQueue;
 use crate::sync::observe::Observer;
+use crate::sync::resize::ResizeWork;
 use crate::sync::volumes::VolumeWork;
 use crate::userns::UserNamespaces;
 
@@ -240,6 +242,10 @@ pub(crate) struct Worker {
     pub(crate) stop: CancellationToken,
     pub(crate) observer: Observer,
     pub(crate) backoffs: Backoffs,
+    /// What the pod's containers, and the pod itself, were last given. The worker is its owner, the ledger keeps it on the disk.
+    pub(crate) has: PodAllocation,
+    /// How its resize stands.
+    pub(crate) resize: ResizeWork,
     /// The form of the pod for which cgroup, directories and volumes stand ready, and the volumes.
     pub(crate) prepared: Option<(DesiredPod, MountedVolumes)>,
     /// The form of the pod whose objects are kept at hand.
@@ -282,11 +288,12 @@ const CLEAN_UP_AGAIN: Duration = Duration::from_secs(2);
 /// The longest time between two tries: the Go kubelet's period of container garbage collection.
 const CLEAN_UP_AGAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Starts a pod's worker.
+/// Starts a pod's worker. `has`: what an earlier agent's containers of this pod were last given.
 pub fn spawn(
     deps: Arc<PodDeps>,
     entry: Arc<PodEntry>,
     intent: watch::Receiver<Intent>,
+    has: PodAllocation,
     done: mpsc::Sender<PodUid>,
     tasks: &Tasks,
 ) {
@@ -297,12 +304,15 @@ pub fn spawn(
             deps.metrics.pod_worker_start_duration.observe(deps.clock.now().duration_since(seen).as_secs_f64());
         }
     }
+    let resize = ResizeWork::stored(intent.borrow().pod());
     let worker = Worker {
         observer: Observer::new(deps.reader.clone(), deps.host.clone()),
         backoffs: Backoffs::starting_at(deps.settings.first_restart_period, deps.settings.max_restart_period),
         deps,
+        resize,
         intent,
         stop,
+        has,
         prepared: None,
         followed: None,
         volumes: VolumeWork::default(),
@@ -331,7 +341,12 @@ pub fn spawn(
 impl Worker {
     /// The pod's whole life. None when the agent stops before the pod is gone.
     async fn run(mut self) -> Option<()> {
+        if self.resize.progress.is_some() {
+            self.deps.metrics.resizes.in_progress.inc();
+        }
         self.syncing().await?;
+        // What ends is not resized any more.
+        self.show_progress(None);
         self.entry.view().state = WorkerState::Terminating;
         self.terminating().await?;
         self.entry.view().state = WorkerState::Terminated;

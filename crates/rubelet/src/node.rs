@@ -5,9 +5,12 @@ use std::error::Error;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration, SwapBehavior};
+use config::{
+    CgroupDriver, CpuManagerPolicy, Flags, Gate, Gates, KubeletConfiguration, MemoryManagerPolicy, SwapBehavior,
+};
 use decide::admission;
 use decide::config::{self as requests, CgroupVersion};
+use decide::resize::ResizeRules;
 use decide::resources::{self, EvictionReserve, MemoryQos, Reservations, Reserve, ResourceList};
 use decide::userns::{self, IdPool, Ranges};
 use host::cgroup::CgroupLayout;
@@ -259,7 +262,24 @@ pub(crate) fn admission_rules(
         pod_level_resources: gates.enabled(Gate::PodLevelResources),
         toleration_comparison: gates.enabled(Gate::TaintTolerationComparisonOperators),
         shutting_down: false,
+        resize: resize_rules(config, gates),
     })
+}
+
+/// What this node can resize.
+pub(crate) fn resize_rules(config: &KubeletConfiguration, gates: &Gates) -> ResizeRules {
+    let v2 = Path::new(CGROUPS).join("cgroup.controllers").exists();
+    ResizeRules {
+        init_containers: gates.enabled(Gate::InPlacePodVerticalScalingInitContainers),
+        pod_level: gates.enabled(Gate::InPlacePodLevelResourcesVerticalScaling),
+        exclusive_cpus: config.cpu_manager_policy == CpuManagerPolicy::Static
+            && !gates.enabled(Gate::InPlacePodVerticalScalingExclusiveCPUs),
+        exclusive_memory: config.memory_manager_policy == MemoryManagerPolicy::Static
+            && !gates.enabled(Gate::InPlacePodVerticalScalingExclusiveMemory),
+        swap: v2
+            && config.memory_swap.swap_behavior == Some(SwapBehavior::LimitedSwap)
+            && swap_controller(v2),
+    }
 }
 
 /// Settings of this process: files it may open, and how unlikely the kernel is to kill it.

@@ -108,7 +108,11 @@ pub(crate) fn start(
 
 /// The features that others ask nodes for, of those that are there (KEP-5328).
 pub(crate) fn declared_features(gates: &Gates) -> Vec<String> {
-    let features = [(Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet")];
+    let features = [
+        (Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet"),
+        (Gate::InPlacePodLevelResourcesVerticalScaling, "InPlacePodLevelResourcesVerticalScaling"),
+        (Gate::InPlacePodVerticalScalingInitContainers, "InPlacePodVerticalScalingInitContainers"),
+    ];
     let declared = features.into_iter().filter(|(gate, _)| gates.enabled(*gate)).map(|(_, name)| name.to_owned());
     if gates.enabled(Gate::NodeDeclaredFeatures) { declared.collect() } else { Vec::new() }
 }

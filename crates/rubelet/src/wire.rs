@@ -148,6 +148,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let user_namespaces = UserNamespaces::restore(user_namespaces, host.clone(), flags.root_dir()).await?;
     let quick_restarts = gates.enabled(Gate::ReduceDefaultCrashLoopBackOffDecay);
     let settings = Settings {
+        resize: node::resize_rules(&config, &gates),
         node_name: node_name.clone(),
         runtime_name: runtime.name.clone(),
         root_dir: flags.root_dir().to_owned(),

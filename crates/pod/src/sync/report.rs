@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use decide::resources::qos_class;
 use decide::status::{self, Failure, Rejection, StatusInput, WaitingReason};
+use model::allocation::PodAllocation;
 use model::api::PodStatus;
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::plan::Plan;
@@ -37,7 +38,13 @@ impl Worker {
         };
         let previous = previous.phase.is_some().then_some(previous);
         let handler = observed.sandboxes.first().map_or("", |s| s.runtime_handler.as_str());
-        let resources = status::pod_resources(pod, settings.node.gates.pod_level_resources);
+        let has = PodAllocation {
+            pod_level: self.has.pod_level.clone().or_else(|| pod.spec().resources.clone()),
+            ..self.has.clone()
+        };
+        let has = pod.given(&has, pod.resize().clone());
+        let resources = status::pod_resources(pod, &has, settings.node.gates.pod_level_resources);
+        let conditions = self.resize_conditions(pod);
         let input = StatusInput {
             pod,
             observed,
@@ -47,10 +54,11 @@ impl Worker {
             runtime_name: &settings.runtime_name,
             host_ips: &settings.status_host_ips,
             qos_class: qos_class(pod, true).as_str(),
+            actuated: Some(&self.has),
             pod_resources: Some(&resources),
             ended: state != WorkerState::Syncing && !observed.anything_alive(),
             failure: failure.as_ref(),
-            extra_conditions: &[],
+            extra_conditions: &conditions,
             recursive_read_only: self.handler_features(handler).is_some_and(|f| f.recursive_read_only_mounts),
             agent_started: settings.agent_started,
             forget_on_restart: settings.forget_on_restart,

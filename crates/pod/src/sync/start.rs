@@ -162,8 +162,7 @@ impl Worker {
         let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
         if start.kind != ContainerKind::Ephemeral {
-            let resources = config::created_resources(pod, *entry, &deps.settings.node);
-            deps.admit.actuated(pod.uid(), name, resources).await;
+            self.note_created(pod, entry).await;
         }
         self.still_wanted()?;
         let create = deps.mutator.create_container(sandbox_id, request, sandbox.clone());

@@ -9,6 +9,7 @@ mod beside;
 mod calls;
 mod define;
 mod process;
+mod resize;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -17,6 +18,7 @@ use std::time::Duration;
 use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramVec, Registry, TextEncoder};
 
 pub use beside::Beside;
+pub use resize::Resizes;
 pub use calls::{admission_reason, image_size_bucket, operation_type};
 
 /// The metrics could not be set up: two figures share a name or a name is malformed.
@@ -202,6 +204,8 @@ pub struct Metrics {
     pub image_volume_errors: Counter,
     /// What is not the kubelet's own.
     pub beside: Beside,
+    /// In-place resizes.
+    pub resizes: Resizes,
 
     runtime_operations: CounterVec,
     runtime_operations_errors: CounterVec,

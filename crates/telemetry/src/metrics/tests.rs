@@ -36,6 +36,11 @@ fn filled() -> Metrics {
     drop(metrics.http_request("GET", "pods", "readonly", false));
     metrics.credential_plugin("p", second, true);
     metrics.volume_measured("du", second);
+    metrics.resizes.requested("cpu", "limits", "increase");
+    metrics.resizes.actuated(second, true);
+    metrics.resizes.pending(1, 0);
+    metrics.resizes.infeasible("swap_limitation");
+    metrics.resizes.deferred_accepted("pods_removed");
     let beside = &metrics.beside;
     beside.api_request("GET", "127.0.0.1:6443", 200, second, 0);
     beside.api_answer("GET", "127.0.0.1:6443", 100);

@@ -15,6 +15,7 @@ mod node;
 mod objects;
 mod outages;
 mod pods;
+mod resize;
 mod sessions;
 mod streams;
 
@@ -82,6 +83,12 @@ fn main() -> ExitCode {
         figures:
             kubectl_top_shows_the_node_and_its_pods
             pages_are_for_those_who_may_see_them;
+        resize:
+            up_and_down_while_the_container_runs
+            with_a_restart_where_the_policy_asks_for_one
+            when_there_is_room
+            that_would_take_memory_in_use_fail
+            of_the_pod_as_a_whole;
         outages:
             of_the_api_server_harm_no_pod
             of_the_kubelet_are_caught_up

@@ -7,6 +7,7 @@ mod crash_points;
 mod events;
 mod life;
 mod probes;
+mod resize;
 mod runtime;
 mod seeds;
 mod static_pods;
