@@ -431,7 +431,8 @@ impl Dispatcher {
             }
         }
         let mut starting = Vec::new();
-        if self.desired(uid).is_some() {
+        if let Some(again) = self.desired(uid) {
+            self.deps.metrics.pod_restarted(again.is_static());
             starting.extend(self.offer(uid));
         }
         for waiting in self.queued.remove(&held.full_name).unwrap_or_default() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use host::cgroup::{CgroupLayout, Detail, GroupFigures};
 use host::proc::{InterfaceTraffic, OpenFiles};
+use host::small_files::SmallFiles;
 use jiff::Timestamp;
 use tracing::warn;
 
@@ -49,10 +50,12 @@ pub(crate) struct Group {
 }
 
 /// All groups.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Groups {
     /// The node first, then those of pods, parents before children, then those of the system.
     pub(crate) all: Vec<Group>,
+    /// How much of each is known.
+    pub(crate) detail: Detail,
     /// The rates are known, as far as groups were there before.
     pub(crate) rated: bool,
 }
@@ -83,30 +86,26 @@ impl CpuTimes {
     }
 }
 
-/// What is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) detail: Detail,
-    /// Also groups that containers made within theirs.
-    pub(crate) nested: bool,
-}
-
 /// A first, short look: CPU times alone. Blocks.
 pub(crate) fn cpu_times(settings: &GroupSettings, names: &Names) -> CpuTimes {
     let mut times = HashMap::new();
+    let mut files = SmallFiles::default();
     for (path, _) in paths(settings, names, false) {
-        if let Some(ns) = settings.layout.cpu_time(&path) {
+        if let Some(ns) = settings.layout.cpu_time(&path, &mut files) {
             times.insert(path, (Timestamp::now(), ns));
         }
     }
     CpuTimes(times)
 }
 
-/// Reads all groups. A group that goes meanwhile is left out. Blocks for about a tenth of a millisecond a group.
-pub(crate) fn read(settings: &GroupSettings, names: &Names, wanted: Wanted, before: Option<&CpuTimes>) -> Groups {
-    let mut all = Vec::new();
-    for (path, owner) in paths(settings, names, wanted.nested) {
-        let figures = match settings.layout.figures(&path, &settings.proc, wanted.detail) {
+/// Reads all groups; with [`Detail::Full`] also those that containers made within theirs. A group that goes meanwhile is left out. Blocks
+/// for about a tenth of a millisecond a group.
+pub(crate) fn read(settings: &GroupSettings, names: &Names, detail: Detail, before: Option<&CpuTimes>) -> Groups {
+    let mut files = SmallFiles::default();
+    let paths = paths(settings, names, detail == Detail::Full);
+    let mut all = Vec::with_capacity(paths.len());
+    for (path, owner) in paths {
+        let figures = match settings.layout.figures(&path, &settings.proc, detail, &mut files) {
             Ok(Some(figures)) => figures,
             Ok(None) => continue,
             Err(e) => {
@@ -126,26 +125,26 @@ pub(crate) fn read(settings: &GroupSettings, names: &Names, wanted: Wanted, befo
             open: OpenFiles::default(),
             open_limit: None,
         };
-        processes(settings, &mut group);
+        processes(settings, &mut group, &mut files);
         all.push(group);
     }
-    Groups { all, rated: before.is_some() }
+    Groups { all, detail, rated: before.is_some() }
 }
 
 /// What is known of a group by its processes.
-fn processes(settings: &GroupSettings, group: &mut Group) {
+fn processes(settings: &GroupSettings, group: &mut Group, files: &mut SmallFiles) {
     let proc = &settings.proc;
     let root = group.path == "/";
     if root {
         // The host's namespace, whichever this process is in.
-        group.interfaces = host::proc::interface_traffic(proc, 1).ok();
+        group.interfaces = host::proc::interface_traffic(proc, 1, files);
     } else if matches!(group.owner, Owner::Sandbox(_) | Owner::Container(_)) {
         let all = match &group.figures.detail {
             Some(detail) => &detail.processes,
-            None => &settings.layout.processes(&group.path),
+            None => &settings.layout.processes(&group.path, files),
         };
         if let Owner::Sandbox(_) = group.owner {
-            group.interfaces = all.first().and_then(|pid| host::proc::interface_traffic(proc, *pid).ok());
+            group.interfaces = all.first().and_then(|pid| host::proc::interface_traffic(proc, *pid, files));
         } else {
             group.processes = Some(all.len() as u64);
         }
@@ -161,7 +160,7 @@ fn processes(settings: &GroupSettings, group: &mut Group) {
         Owner::Container(_) | Owner::Sandbox(_) => detail.processes.first().copied(),
         _ => root.then_some(1),
     };
-    group.open_limit = first.and_then(|pid| host::proc::open_files_limit(proc, pid).ok().flatten());
+    group.open_limit = first.and_then(|pid| host::proc::open_files_limit(proc, pid, files));
 }
 
 /// The groups to read, with their owners.

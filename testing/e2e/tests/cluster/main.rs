@@ -70,6 +70,7 @@ fn main() -> ExitCode {
             the_runtime_is_asked_for_classes_and_images;
         streams:
             a_log_is_followed_over_rotations
+            the_log_of_the_container_before
             followers_that_go_leave_nothing
             memory_stays_flat
             pages_of_the_node
