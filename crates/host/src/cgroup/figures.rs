@@ -269,14 +269,15 @@ impl CgroupLayout {
         dir.and_then(|dir| files.table(CWD, &dir.join(PROCESSES)).map(ids)).unwrap_or_default()
     }
 
-    /// The paths of the groups directly below this one; none when it is not there. On v1 as the memory controller has them.
+    /// The paths of the groups directly below this one; none when it is not there. On v1 as one controller has them: that of processes, whose
+    /// directories have the fewest files.
     ///
     /// # Errors
     /// The directory cannot be read.
     pub fn groups_in(&self, path: &str) -> Result<Vec<String>> {
         let dir = match self.version {
             CgroupVersion::V2 => below(&self.root, path),
-            CgroupVersion::V1 => match self.dir("memory", path).or_else(|| self.dir("cpu", path)) {
+            CgroupVersion::V1 => match ["pids", "memory", "cpu"].iter().find_map(|c| self.dir(c, path)) {
                 Some(dir) => dir,
                 None => return Ok(Vec::new()),
             },

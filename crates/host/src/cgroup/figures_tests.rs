@@ -39,7 +39,7 @@ fn a_v1_group_is_read_in_all_its_hierarchies() {
         ),
         ("pids/k/p/pids.current", "3\n"),
         ("pids/k/p/pids.max", "max\n"),
-        ("memory/k/other/memory.usage_in_bytes", "1\n"),
+        ("pids/k/other/pids.current", "1\n"),
     ] {
         put(d, &format!("cg/{file}"), text);
     }

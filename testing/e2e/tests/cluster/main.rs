@@ -77,6 +77,7 @@ fn main() -> ExitCode {
             the_port_is_for_those_who_may;
         sessions:
             sessions_carry_everything
+            sessions_end_as_they_should
             many_at_once
             a_terminal_follows_its_window
             a_debugging_container;
