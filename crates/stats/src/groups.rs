@@ -7,11 +7,14 @@ use std::time::Duration;
 use host::cgroup::{CgroupLayout, Detail, GroupFigures};
 use host::proc::{InterfaceTraffic, OpenFiles};
 use host::small_files::SmallFiles;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tracing::warn;
 
 use crate::names::{Names, Owner};
 
+/// How long what the node's own processes have open is taken for known. There may be thousands of them, each with many files, and cAdvisor
+/// looks at them every 10 to 15 s.
+const OUTSIDE: SignedDuration = SignedDuration::from_secs(15);
 /// Deeper than this no container nests its groups.
 const MAX_DEPTH: usize = 16;
 
@@ -56,6 +59,8 @@ pub(crate) struct Groups {
     pub(crate) all: Vec<Group>,
     /// How much of each is known.
     pub(crate) detail: Detail,
+    /// What the processes of the root group have open, and since when that is known.
+    pub(crate) outside: Option<(Timestamp, OpenFiles)>,
     /// The rates are known, as far as groups were there before.
     pub(crate) rated: bool,
 }
@@ -99,8 +104,15 @@ pub(crate) fn cpu_times(settings: &GroupSettings, names: &Names) -> CpuTimes {
 }
 
 /// Reads all groups; with [`Detail::Full`] also those that containers made within theirs. A group that goes meanwhile is left out. Blocks
-/// for about a tenth of a millisecond a group.
-pub(crate) fn read(settings: &GroupSettings, names: &Names, detail: Detail, before: Option<&CpuTimes>) -> Groups {
+/// for about a tenth of a millisecond a group. `outside`: as the look before had it.
+pub(crate) fn read(
+    settings: &GroupSettings,
+    names: &Names,
+    detail: Detail,
+    before: Option<&CpuTimes>,
+    outside: Option<(Timestamp, OpenFiles)>,
+) -> Groups {
+    let mut outside = outside.filter(|(since, _)| Timestamp::now().duration_since(*since) < OUTSIDE);
     let mut files = SmallFiles::default();
     let paths = paths(settings, names, detail == Detail::Full);
     let mut all = Vec::with_capacity(paths.len());
@@ -126,9 +138,14 @@ pub(crate) fn read(settings: &GroupSettings, names: &Names, detail: Detail, befo
             open_limit: None,
         };
         processes(settings, &mut group, &mut files);
+        if group.path != "/" {
+            group.open = open_files(settings, &group);
+        } else if group.figures.detail.is_some() {
+            (_, group.open) = *outside.get_or_insert_with(|| (at, open_files(settings, &group)));
+        }
         all.push(group);
     }
-    Groups { all, detail, rated: before.is_some() }
+    Groups { all, detail, outside, rated: before.is_some() }
 }
 
 /// What is known of a group by its processes.
@@ -150,17 +167,23 @@ fn processes(settings: &GroupSettings, group: &mut Group, files: &mut SmallFiles
         }
     }
     let Some(detail) = &group.figures.detail else { return };
-    for pid in &detail.processes {
-        let open = host::proc::open_files(proc, *pid);
-        group.open.descriptors += open.descriptors;
-        group.open.sockets += open.sockets;
-    }
     // Of a container's own process, or of the node's first one.
     let first = match group.owner {
         Owner::Container(_) | Owner::Sandbox(_) => detail.processes.first().copied(),
         _ => root.then_some(1),
     };
     group.open_limit = first.and_then(|pid| host::proc::open_files_limit(proc, pid, files));
+}
+
+/// What the processes of a group have open.
+fn open_files(settings: &GroupSettings, group: &Group) -> OpenFiles {
+    let mut all = OpenFiles::default();
+    for pid in group.figures.detail.iter().flat_map(|d| &d.processes) {
+        let open = host::proc::open_files(&settings.proc, *pid);
+        all.descriptors += open.descriptors;
+        all.sockets += open.sockets;
+    }
+    all
 }
 
 /// The groups to read, with their owners.

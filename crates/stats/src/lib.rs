@@ -239,6 +239,7 @@ impl Stats {
     async fn look(&self, detail: Detail, rated: bool) -> Result<Arc<Look>, StatsError> {
         let make = |before: Option<(Arc<Look>, Duration)>| async move {
             let names = self.names().await?;
+            let outside = before.as_ref().and_then(|(look, _)| look.groups.outside);
             // A rate over no time at all would be one of the clock.
             let before = before.filter(|(_, age)| *age >= GLANCE).map(|(look, _)| look.groups.cpu_times());
             let before = match before {
@@ -246,7 +247,8 @@ impl Stats {
                 before => before,
             };
             let (settings, of) = (self.settings.clone(), names.clone());
-            let groups = blocking(move || Ok(groups::read(&settings.groups, &of, detail, before.as_ref()))).await?;
+            let read = move || Ok(groups::read(&settings.groups, &of, detail, before.as_ref(), outside));
+            let groups = blocking(read).await?;
             let fallback = self.fallback(&names, &groups).await;
             Ok(Look { names, groups, fallback })
         };

@@ -89,6 +89,7 @@ fn groups() -> Groups {
             container,
         ],
         detail: Detail::Full,
+        outside: None,
         rated: true,
     }
 }
