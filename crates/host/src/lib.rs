@@ -13,6 +13,7 @@ pub mod mount;
 pub mod mount_tool;
 pub mod proc;
 pub mod safe_path;
+pub mod small_files;
 pub mod subpath;
 pub mod sysd;
 pub mod watch;

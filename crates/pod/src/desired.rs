@@ -477,7 +477,9 @@ impl Dispatcher {
             }
         }
         let mut starting = Vec::new();
-        if self.desired(uid).is_some() {
+        if let Some(again) = self.desired(uid) {
+            let is_static = again.is_static();
+            self.deps.metrics.pod_restarted(is_static);
             starting.extend(self.offer(uid, None).await);
         }
         for waiting in self.queued.remove(&held.full_name).unwrap_or_default() {

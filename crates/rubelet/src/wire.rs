@@ -373,6 +373,7 @@ impl Runtime {
                 info!(
                     "CRI implementation should be updated to support RuntimeConfig. Falling back to using cgroupDriver from kubelet config"
                 );
+                metrics.runtime_loses_support("1.37.0");
                 None
             }
             Err(e) => return Err(unusable(&e).into()),

@@ -39,7 +39,7 @@ use tokio::sync::OnceCell;
 use tracing::warn;
 
 use cadvisor::{DeviceFigures, MachineFacts};
-use groups::{CpuTimes, GLANCE, Groups, Wanted};
+use groups::{CpuTimes, GLANCE, Groups};
 use names::Names;
 use shared::Shared;
 use storage::{Storage, Volume};
@@ -101,7 +101,8 @@ pub struct Stats {
     metrics: Arc<Metrics>,
     machine: OnceCell<Arc<MachineFacts>>,
     names: Shared<Names>,
-    usage: Shared<Usage>,
+    groups: Shared<Look>,
+    told: Shared<Vec<v1::ContainerStats>>,
     storage: Shared<Storage>,
     volumes: Shared<HashMap<String, Vec<Volume>>>,
     cadvisor: Shared<Bytes>,
@@ -110,9 +111,9 @@ pub struct Stats {
 }
 
 /// One look at the groups, with the names of that moment.
-struct Usage {
+struct Look {
     names: Arc<Names>,
-    groups: Arc<Groups>,
+    groups: Groups,
     /// What the runtime says of containers without a group here, by id.
     fallback: HashMap<String, v1::ContainerStats>,
 }
@@ -133,7 +134,8 @@ impl Stats {
             metrics,
             machine: OnceCell::new(),
             names: Shared::new(SHARED, SHARED),
-            usage: Shared::new(SHARED, RATE_WINDOW),
+            groups: Shared::new(SHARED, RATE_WINDOW),
+            told: Shared::new(SHARED, SHARED),
             storage: Shared::new(SHARED, SHARED),
             volumes: Shared::new(volumes, volumes),
             cadvisor: Shared::new(SHARED, SHARED),
@@ -146,14 +148,14 @@ impl Stats {
     /// # Errors
     /// The runtime does not tell what runs, or the host does not answer.
     pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Vec<u8>, StatsError> {
-        let usage = self.usage(true).await?;
+        let look = self.look(Detail::Usage, true).await?;
         let machine = self.machine().await?;
         let storage = match only_cpu_and_memory {
             true => None,
-            false => Some(self.storage(&usage.names).await?),
+            false => Some(self.storage(&look.names).await?),
         };
         let volumes = match (only_cpu_and_memory, self.settings.volume_period) {
-            (false, Some(_)) => Some(self.volumes(&usage.names).await?),
+            (false, Some(_)) => Some(self.volumes(&look.names).await?),
             _ => None,
         };
         let settings = self.settings.clone();
@@ -173,9 +175,9 @@ impl Stats {
                     swap: machine.machine.swap,
                     processes,
                 },
-                names: &usage.names,
-                groups: &usage.groups,
-                fallback: &usage.fallback,
+                names: &look.names,
+                groups: &look.groups,
+                fallback: &look.fallback,
                 storage: storage.as_deref(),
                 volumes: volumes.as_deref(),
                 now: Timestamp::now(),
@@ -187,10 +189,10 @@ impl Stats {
 
     /// `/metrics/resource`. What cannot be had shows as `resource_scrape_error`.
     pub async fn resource(&self) -> String {
-        let (usage, machine) = (self.usage(false).await, self.machine().await);
+        let (look, machine) = (self.look(Detail::Usage, false).await, self.machine().await);
         let swap = machine.map_or(0, |m| m.machine.swap);
-        match usage {
-            Ok(usage) => resource::page(Some((&usage.names, &usage.groups)), &usage.fallback, swap),
+        match look {
+            Ok(look) => resource::page(Some((&look.names, &look.groups)), &look.fallback, swap),
             Err(e) => {
                 warn!(err = &e as &dyn std::error::Error, "The figures of the node cannot be read");
                 resource::page(None, &HashMap::new(), swap)
@@ -233,23 +235,24 @@ impl Stats {
         self.names.get(|_| true, make).await
     }
 
-    /// CPU and memory of all groups; with rates when they are wanted.
-    async fn usage(&self, rated: bool) -> Result<Arc<Usage>, StatsError> {
-        let make = |before: Option<(Arc<Usage>, Duration)>| async move {
+    /// All groups, in this detail or more, with rates when they are wanted.
+    async fn look(&self, detail: Detail, rated: bool) -> Result<Arc<Look>, StatsError> {
+        let make = |before: Option<(Arc<Look>, Duration)>| async move {
             let names = self.names().await?;
+            let outside = before.as_ref().and_then(|(look, _)| look.groups.outside);
             // A rate over no time at all would be one of the clock.
-            let before = before.filter(|(_, age)| *age >= GLANCE).map(|(usage, _)| usage.groups.cpu_times());
+            let before = before.filter(|(_, age)| *age >= GLANCE).map(|(look, _)| look.groups.cpu_times());
             let before = match before {
                 None if rated => Some(self.glance(&names).await?),
                 before => before,
             };
             let (settings, of) = (self.settings.clone(), names.clone());
-            let wanted = Wanted { detail: Detail::Usage, nested: false };
-            let groups = blocking(move || Ok(groups::read(&settings.groups, &of, wanted, before.as_ref()))).await?;
+            let read = move || Ok(groups::read(&settings.groups, &of, detail, before.as_ref(), outside));
+            let groups = blocking(read).await?;
             let fallback = self.fallback(&names, &groups).await;
-            Ok(Usage { names, groups: Arc::new(groups), fallback })
+            Ok(Look { names, groups, fallback })
         };
-        self.usage.get(|usage| usage.groups.rated || !rated, make).await
+        self.groups.get(|look| look.groups.detail >= detail && (look.groups.rated || !rated), make).await
     }
 
     /// A first look for the rates of the second.
@@ -280,14 +283,19 @@ impl Stats {
         if missing.is_empty() {
             return HashMap::new();
         }
-        let stats = self.reader.list_container_stats(None).await.unwrap_or_default();
-        let known = stats.into_iter().filter_map(|s| Some((s.attributes.as_ref()?.id.clone(), s)));
-        known.filter(|(id, _)| missing.contains(id.as_str())).collect()
+        let Ok(stats) = self.told().await else { return HashMap::new() };
+        let known = stats.iter().filter_map(|s| Some((s.attributes.as_ref()?.id.as_str(), s)));
+        known.filter(|(id, _)| missing.contains(id)).map(|(id, s)| (id.to_owned(), s.clone())).collect()
+    }
+
+    /// What the runtime says of all containers.
+    async fn told(&self) -> Result<Arc<Vec<v1::ContainerStats>>, CriError> {
+        self.told.get(|_| true, |_| self.reader.list_container_stats(None)).await
     }
 
     async fn storage(&self, names: &Arc<Names>) -> Result<Arc<Storage>, StatsError> {
         let make = |_| async {
-            let (images, stats) = tokio::join!(self.reader.image_fs_info(), self.reader.list_container_stats(None));
+            let (images, stats) = tokio::join!(self.reader.image_fs_info(), self.told());
             // Without them the rest is worth as much.
             let known = |e: &CriError| {
                 warn!(err = e as &dyn std::error::Error, "The runtime does not tell what its files take")
@@ -323,19 +331,17 @@ impl Stats {
     }
 
     async fn make_cadvisor(&self) -> Result<Bytes, StatsError> {
-        let names = self.names().await?;
-        let images = self.images(&names).await;
+        let look = self.look(Detail::Full, false).await?;
+        let images = self.images(&look.names).await;
         let facts = self.machine().await?;
         let settings = self.settings.clone();
         blocking(move || {
-            let wanted = Wanted { detail: Detail::Full, nested: true };
-            let groups = groups::read(&settings.groups, &names, wanted, None);
             let devices = devices(&settings);
             let now = Timestamp::now().as_second();
             Ok(Bytes::from(cadvisor::page(&cadvisor::Inputs {
                 facts: &facts,
-                names: &names,
-                groups: &groups,
+                names: &look.names,
+                groups: &look.groups,
                 devices: &devices,
                 images: &images,
                 now,

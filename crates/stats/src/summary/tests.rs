@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cri_api::v1;
-use host::cgroup::{GroupFigures, MemoryFigures, Pressure, PressureLine};
+use host::cgroup::{Detail, GroupFigures, MemoryFigures, Pressure, PressureLine};
 use host::fsx::{DiskUsage, FilesystemFigures};
 use host::proc::{InterfaceTraffic, OpenFiles, Traffic};
 use serde_json::{Value, json};
@@ -88,6 +88,8 @@ fn groups() -> Groups {
             sandbox,
             container,
         ],
+        detail: Detail::Full,
+        outside: None,
         rated: true,
     }
 }

@@ -230,6 +230,11 @@ impl Metrics {
                 "Pods deleted and made again under the same UID.",
                 &["static"],
             )?,
+            cri_losing_support: on.gauges(
+                "cri_losing_support",
+                "The Kubernetes version from which on this container runtime is too old.",
+                &["version"],
+            )?,
             started_containers: on.counters(
                 "started_containers_total",
                 "Containers whose start was begun.",
@@ -334,6 +339,9 @@ impl Metrics {
             health,
             probes,
         };
+        for is_static in ["true", ""] {
+            metrics.restarted_pods.with_label_values(&[is_static]);
+        }
         count_registered(&metrics.registry)?;
         Ok(metrics)
     }

@@ -219,6 +219,7 @@ pub struct Metrics {
     active_pods: GaugeVec,
     working_pods: GaugeVec,
     restarted_pods: CounterVec,
+    cri_losing_support: GaugeVec,
     started_containers: CounterVec,
     started_containers_errors: CounterVec,
     terminated_containers: CounterVec,
@@ -369,6 +370,11 @@ impl Metrics {
     /// A pod deleted and made again under the same UID.
     pub fn pod_restarted(&self, is_static: bool) {
         self.restarted_pods.with_label_values(&[static_label(is_static)]).inc();
+    }
+
+    /// The runtime does not know RuntimeConfig (KEP-4033): from this Kubernetes version on it cannot be used.
+    pub fn runtime_loses_support(&self, version: &str) {
+        self.cri_losing_support.with_label_values(&[version]).set(1.0);
     }
 
     /// A container's start was begun.

@@ -22,6 +22,7 @@ fn filled() -> Metrics {
         ..WorkingPods::default()
     });
     metrics.pod_restarted(true);
+    metrics.runtime_loses_support("1.37.0");
     metrics.container_started(ContainerType::Init);
     metrics.container_start_failed(ContainerType::App, "ErrImagePull");
     metrics.container_terminated(ContainerType::App, 137, "OOMKilled");
@@ -131,6 +132,9 @@ fn page_shows_what_was_recorded() {
         "kubelet_running_containers{container_state=\"running\"} 2",
         "kubelet_desired_pods{static=\"true\"} 3",
         "kubelet_desired_pods{static=\"\"} 0",
+        "kubelet_restarted_pods_total{static=\"true\"} 1",
+        "kubelet_restarted_pods_total{static=\"\"} 0",
+        "kubelet_cri_losing_support{version=\"1.37.0\"} 1",
         "kubelet_working_pods{config=\"desired\",lifecycle=\"terminating\",static=\"true\"} 1",
         "kubelet_working_pods{config=\"runtime_only\",lifecycle=\"sync\",static=\"unknown\"} 0",
         "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"container\"} 1",

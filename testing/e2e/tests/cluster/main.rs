@@ -71,12 +71,14 @@ fn main() -> ExitCode {
             the_runtime_is_asked_for_classes_and_images;
         streams:
             a_log_is_followed_over_rotations
+            the_log_of_the_container_before
             followers_that_go_leave_nothing
             memory_stays_flat
             pages_of_the_node
             the_port_is_for_those_who_may;
         sessions:
             sessions_carry_everything
+            sessions_end_as_they_should
             many_at_once
             a_terminal_follows_its_window
             a_debugging_container;
