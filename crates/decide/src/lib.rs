@@ -15,6 +15,7 @@ pub mod pleg;
 pub mod probe;
 pub mod resources;
 pub mod restart;
+pub mod shutdown;
 pub mod status;
 pub mod terminate;
 pub mod text;

@@ -31,6 +31,7 @@ const ACTUATED_DELAY: Duration = Duration::from_millis(200);
 
 enum Request {
     Node(Box<Seen>),
+    ShuttingDown(bool),
     Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<(), Refusal>>>),
     Actuated(PodUid, String, Box<ResourceRequirements>),
     Ended(PodUid),
@@ -78,6 +79,11 @@ impl AdmitHandle {
                 .collect(),
         };
         let _ = self.0.send(Request::Node(Box::new(seen))).await;
+    }
+
+    /// While the node shuts down no pod is admitted.
+    pub async fn shutting_down(&self, now: bool) {
+        let _ = self.0.send(Request::ShuttingDown(now)).await;
     }
 
     /// Notes the resources that a container was created with.
@@ -207,6 +213,7 @@ impl Admitter {
                 // What the object does not tell yet is as this host found it.
                 self.node.allocatable.extend(seen.allocatable);
             }
+            Request::ShuttingDown(now) => self.rules.shutting_down = now,
             Request::Actuated(uid, container, resources) => {
                 let level = self.allocated.get(uid.as_str()).and_then(|pod| pod.pod_level.clone());
                 let pod = self.actuated.entry(uid.to_string()).or_default();
