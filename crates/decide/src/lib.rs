@@ -18,6 +18,7 @@ pub mod resources;
 pub mod resize;
 pub mod restart;
 pub mod selinux;
+pub mod shutdown;
 pub mod status;
 pub mod terminate;
 pub mod text;

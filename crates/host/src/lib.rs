@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod disk;
 pub mod error;
 pub mod fsx;
+pub mod logind;
 pub mod logs;
 pub mod memory;
 pub mod mount;

@@ -41,6 +41,7 @@ const ACTUATED_DELAY: Duration = Duration::from_millis(200);
 
 enum Request {
     Node(Box<Seen>),
+    ShuttingDown(bool),
     Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<Admission, Refusal>>>),
     Wish(DesiredPod, Timestamp, oneshot::Sender<Resized>),
     AddWish(DesiredPod),
@@ -143,6 +144,11 @@ impl AdmitHandle {
                 .collect(),
         };
         let _ = self.requests.send(Request::Node(Box::new(seen))).await;
+    }
+
+    /// While the node shuts down no pod is admitted.
+    pub async fn shutting_down(&self, now: bool) {
+        let _ = self.requests.send(Request::ShuttingDown(now)).await;
     }
 
     /// Notes what the pod's containers, and the pod itself, have.
@@ -317,6 +323,7 @@ impl Admitter {
                 if self.ledger.settle(&pod, self.rules.pod_level_resources) {
                     self.room_is_free("pod_resized");
                 }
+            Request::ShuttingDown(now) => self.rules.shutting_down = now,
             }
             Request::Retain(known) => {
                 for (allocations, dirty) in

@@ -546,15 +546,31 @@ impl Dispatcher {
         self.deps.metrics.desired_pods(fixed.len(), moving.len());
         self.deps.metrics.active_pods(fixed.len(), moving.len());
         let demand = QosDemand::of(&pods, true);
-        let levels: Vec<_> = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
+        if let Some(qos) = settings.node.memory_qos {
+            let protected = |bytes: i64| if qos.tiered_reservation { bytes } else { 0 };
+            let (guaranteed, burstable) = (demand.guaranteed_memory, demand.burstable_memory);
+            self.deps.metrics.memory_protected(protected(guaranteed), protected(burstable));
+        }
+        let reserve = settings.memory_reserve;
+        let mut levels: Vec<_> = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
             .into_iter()
             .map(|class| {
                 let sizes = &settings.node.hugepage_sizes;
-                let values = resources::qos_cgroup_resources(class, &demand, sizes, settings.node.memory_qos);
+                let mut values = resources::qos_cgroup_resources(class, &demand, sizes, settings.node.memory_qos);
+                values.memory_limit = reserve.and_then(|r| r.limit(class, &demand));
                 (resources::qos_cgroup_name(&settings.kubepods, class), values)
             })
             .collect();
-        if let Err(e) = self.deps.host.update_cgroups(&levels).await {
+        let mut written = self.deps.host.update_cgroups(&levels).await;
+        if written.is_err() && reserve.is_some() {
+            // More is used than the limit would be: then at least it does not grow.
+            for (name, values) in &mut levels {
+                let used = self.deps.host.cgroup_memory(name).await.and_then(|used| i64::try_from(used).ok());
+                values.memory_limit = values.memory_limit.map(|limit| limit.max(used.unwrap_or(limit)));
+            }
+            written = self.deps.host.update_cgroups(&levels).await;
+        }
+        if let Err(e) = written {
             warn!(err = e.chain(), "Failed to update QoS cgroup configuration");
         }
     }

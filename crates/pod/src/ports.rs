@@ -319,6 +319,10 @@ pub trait PodHost: Send + Sync {
     fn cgroup_parent(&self, name: &CgroupName) -> String;
     /// Writes the cgroups above pods (kubepods and the QoS levels), making those that are missing.
     async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()>;
+    /// Bytes of memory that a cgroup uses now; None: not known.
+    async fn cgroup_memory(&self, _name: &CgroupName) -> Option<u64> {
+        None
+    }
     /// Makes `pods/UID` and what belongs below it.
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()>;
     /// Makes every volume ready; those that are, are only checked, and their files written anew where they differ.

@@ -37,7 +37,7 @@ use crate::events::Events;
 use crate::images::Images;
 use crate::objects::PodObjects;
 use crate::pleg::Health;
-use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, Tasks};
+use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, Tasks, sleep_until};
 use crate::prober::{Found, Prober};
 use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
@@ -392,6 +392,8 @@ impl Worker {
     /// Cleans up; stays for as long as the source holds the pod.
     async fn terminated(&mut self) -> Option<()> {
         let mut unmounted = false;
+        // What is left of a pod that has ended is collected once, when it is old enough.
+        let mut collect_at = Some(Instant::now() + self.deps.settings.container_gc.min_age);
         loop {
             let (gone, again) = match self.newest() {
                 Intent::End(ending) => (ending.gone, ending.again),
@@ -426,6 +428,11 @@ impl Worker {
             tokio::select! {
                 () = self.stop.cancelled() => return None,
                 changed = self.intent.changed() => if changed.is_err() { return None },
+                () = self.entry.woken() => self.collect_ended(false).await,
+                () = sleep_until(collect_at) => {
+                    collect_at = None;
+                    self.collect_ended(true).await;
+                }
             }
         }
     }

@@ -10,12 +10,16 @@ use config::{
 };
 use decide::admission;
 use decide::config::{self as requests, CgroupVersion};
+use decide::gc::images::ImageGcPolicy;
 use decide::resize::ResizeRules;
-use decide::resources::{self, EvictionReserve, MemoryQos, Reservations, Reserve, ResourceList};
+use decide::resources::{
+    self, EvictionReserve, MemoryQos, MemoryReserve, Reservations, Reserve, ReservedGroup, ResourceList,
+};
 use decide::userns::{self, IdPool, Ranges};
 use host::cgroup::CgroupLayout;
 use model::cgroup::CgroupResources;
 use model::quantity::{Format, Quantity};
+use node::images::Space;
 use tracing::{info, warn};
 
 /// Where the kernel shows itself.
@@ -136,6 +140,47 @@ impl Resources {
         }
         resources::kubepods_resources(&capacity, &self.reservations, enforce_pods, &self.hugepage_sizes, &self.cpus)
     }
+}
+
+/// When images are collected.
+pub(crate) fn image_gc(config: &KubeletConfiguration) -> ImageGcPolicy {
+    let percent = |p: i32| u64::try_from(p).unwrap_or(100);
+    ImageGcPolicy {
+        high_percent: percent(config.image_gc_high_threshold_percent),
+        low_percent: percent(config.image_gc_low_threshold_percent),
+        min_age: config.image_minimum_gc_age,
+        max_age: config.image_maximum_gc_age,
+    }
+}
+
+/// The size of the file system at a mount point. Blocks.
+pub(crate) fn space(mountpoint: &str) -> Result<Space, String> {
+    let figures = host::fsx::filesystem(Path::new(mountpoint)).map_err(|e| e.full())?;
+    Ok(Space { capacity: figures.capacity, available: figures.available })
+}
+
+/// The groups of what is reserved, with what is written into them.
+pub(crate) fn reserved_groups(
+    config: &KubeletConfiguration,
+    gates: &Gates,
+    layout: &CgroupLayout,
+    facts: &Resources,
+) -> Vec<ReservedGroup> {
+    let protect = gates.enabled(Gate::MemoryQoS) && layout.version == host::cgroup::CgroupVersion::V2;
+    resources::reserved_groups(
+        &config.enforce_node_allocatable,
+        (&config.system_reserved_cgroup, &config.kube_reserved_cgroup),
+        &facts.reservations,
+        &facts.hugepage_sizes,
+        protect,
+    )
+}
+
+/// Memory that is kept for the better classes of pods (gate QOSReserved, `qosReserved`).
+pub(crate) fn memory_reserve(config: &KubeletConfiguration, gates: &Gates, facts: &Resources) -> Option<MemoryReserve> {
+    let percent = config.qos_reserved.get(resources::MEMORY).filter(|_| gates.enabled(Gate::QOSReserved))?;
+    let percent = percent.strip_suffix('%')?.parse().ok()?;
+    Some(MemoryReserve { percent, allocatable: facts.kubepods(true).memory_limit? })
 }
 
 /// A threshold's value: a percentage or a quantity.

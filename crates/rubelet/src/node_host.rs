@@ -178,6 +178,12 @@ impl PodHost for NodeHost {
         .await
     }
 
+    async fn cgroup_memory(&self, name: &CgroupName) -> Option<u64> {
+        let (cgroups, name) = (self.cgroups.clone(), name.clone());
+        let usage = blocking("read a cgroup's memory", move || Ok(cgroups.usage(&name)?)).await;
+        usage.ok().and_then(|u| u.memory)
+    }
+
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
         let dir = self.paths.pod(uid);
         blocking(format!("make directories below {}", dir.display()), move || {

@@ -11,7 +11,7 @@ use cri::RuntimeReader;
 use decide::node::csi::Drivers;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::ObjectReference;
-use node::{NodeConfig, NodeEvents, NodeHandles, NodePorts};
+use node::{NoEvents, NodeConfig, NodeEvents, NodeHandles, NodePorts};
 use pod::pleg::Health;
 use pod::ports::{Clock, Random, Tasks};
 use tokio::sync::watch;
@@ -33,6 +33,18 @@ impl NodeEvents for Events {
     }
 }
 
+/// Where events about the node go.
+pub(crate) fn events(cluster: Option<&Cluster>, name: &str) -> Arc<dyn NodeEvents> {
+    let Some(cluster) = cluster else { return Arc::new(NoEvents) };
+    let about = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(name.to_owned()),
+        ..ObjectReference::default()
+    };
+    Arc::new(Events { recorder: cluster.recorder.clone(), about })
+}
+
 /// Parts of the agent that the node's tasks look at.
 pub(crate) struct Parts {
     pub(crate) runtime: Arc<dyn RuntimeReader>,
@@ -41,6 +53,7 @@ pub(crate) struct Parts {
     pub(crate) declared_features: Vec<String>,
     pub(crate) volumes_in_use: watch::Receiver<Arc<Vec<String>>>,
     pub(crate) drivers: watch::Receiver<Arc<Drivers>>,
+    pub(crate) events: Arc<dyn NodeEvents>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
 }
@@ -68,18 +81,7 @@ pub(crate) fn start(
     let client = cluster.client.clone();
     // A heartbeat must not stand behind other requests in the queue.
     let heartbeat = Arc::new(client.with_deadline(settings.heartbeat_deadline()).with_limit(0.0, 0));
-    let about = ObjectReference {
-        kind: Some("Node".to_owned()),
-        name: Some(name.to_owned()),
-        uid: Some(name.to_owned()),
-        ..ObjectReference::default()
-    };
-    let events = Arc::new(Events { recorder: cluster.recorder.clone(), about });
-    events.event(&NodeEvent::starting());
-    // Written before anything else was started; a start without it does not get here.
-    if config.cgroups_per_qos && config.enforce_node_allocatable.iter().any(|e| e == "pods") {
-        events.event(&NodeEvent::allocatable_enforced());
-    }
+    let events = parts.events;
     let ports = NodePorts {
         nodes: Arc::new(client.clone()),
         heartbeat: heartbeat.clone(),

@@ -21,6 +21,7 @@ use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
 use decide::credentials::records::Policy;
 use decide::gc::ContainerGcPolicy;
+use decide::node::NodeEvent;
 use decide::resources;
 use decide::restart::RestartGates;
 use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
@@ -51,6 +52,7 @@ use crate::credentials::{self, NodeKeyring, Places};
 use crate::figures;
 use crate::https;
 use crate::join::Cluster;
+use crate::machine::{self, AllPods};
 use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
@@ -109,6 +111,14 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let kubepods = resources::kubepods_name(&config.cgroup_root);
     let cgroups = cgroup_manager(layout.clone(), node::cgroup_driver(&config, runtime.cgroup_driver));
     let kubepods_path = cgroups.cri_cgroup_parent(&kubepods);
+    let node_events = node_object::events(cluster.as_ref(), &node_name);
+    node_events.event(&NodeEvent::starting());
+    machine::tune_kernel(Path::new(node::PROC), config.protect_kernel_defaults)?;
+    let all_pods = AllPods {
+        cgroups: cgroups.clone(),
+        name: kubepods.clone(),
+        resources: facts.kubepods(config.enforce_node_allocatable.iter().any(|e| e == "pods")),
+    };
     let host: Arc<dyn PodHost> = Arc::new(NodeHost::new(
         Paths {
             root: flags.root_dir().to_owned(),
@@ -116,14 +126,16 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             container_logs: PathBuf::from(decide::config::names::CONTAINER_LOGS_DIR),
             proc: PathBuf::from(node::PROC),
         },
-        cgroups,
+        cgroups.clone(),
         kubepods.clone(),
         addresses.iter().map(ToString::to_string).collect(),
     ));
     if config.cgroups_per_qos {
-        let enforce = config.enforce_node_allocatable.iter().any(|e| e == "pods");
-        host.update_cgroups(&[(kubepods.clone(), facts.kubepods(enforce))]).await.map_err(|e| e.chain())?;
+        all_pods.enforce(node_events.clone(), &tasks).await?;
     }
+    machine::reserve(&*cgroups, &node::reserved_groups(&config, &gates, &layout, &facts), &*node_events)?;
+    let proc = Path::new(node::PROC);
+    machine::sort_processes(&config, HostCgroups::cgroupfs(layout.clone(), proc), proc, &tasks);
 
     let clock = Clock::system();
     let random = Random::from_os();
@@ -165,12 +177,13 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         },
         container_gc: ContainerGcPolicy {
             max_per_name: i64::from(flags.maximum_dead_containers_per_container()),
-            max_total: -1,
+            max_total: i64::from(flags.maximum_dead_containers()),
             min_age: flags.minimum_container_ttl(),
         },
         cluster_dns: config.cluster_dns.clone(),
         cluster_domain: config.cluster_domain.clone(),
         resolv_conf: (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf)),
+        memory_reserve: node::memory_reserve(&config, &gates, &facts),
         local_storage_isolation: config.local_storage_capacity_isolation,
         cgroups_per_qos: config.cgroups_per_qos,
         kubepods,
@@ -190,6 +203,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         clock.clone(),
         &tasks,
     );
+    pod::dead::start(settings.container_gc, runtime.reader.clone(), registry.clone(), clock.clone(), &tasks);
     let queue = if cluster.is_some() { StatusQueue::watched() } else { StatusQueue::default() };
     let mirrors = Mirrors::new(queue.clone());
     let events = cluster.as_ref().map_or_else(Events::default, |c| Events::to(Arc::new(c.recorder.clone())));
@@ -230,6 +244,16 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         records.take_over(&*runtime.reader).await;
         images = images.with_records(records);
     }
+    let image_gc = ::node::images::ImagePorts {
+        reader: runtime.reader.clone(),
+        images: images.collection(),
+        space: Arc::new(node::space),
+        registry: registry.clone(),
+        events: node_events.clone(),
+        metrics: metrics.clone(),
+        clock: clock.clone(),
+    };
+    ::node::images::start(node::image_gc(&config), image_gc, &tasks);
     let figures_parts = figures::Parts {
         reader: runtime.reader.clone(),
         objects: objects.clone(),
@@ -274,10 +298,11 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let parts = Parts {
             runtime: deps.reader.clone(),
             health: pleg.health.clone(),
-            images_changed: deps.images.pulled(),
+            images_changed: deps.images.changed(),
             declared_features: node_object::declared_features(&gates),
             volumes_in_use: volumes.in_use(),
             drivers: drivers.registered(),
+            events: node_events,
             clock: clock.clone(),
             random: deps.random.clone(),
         };

@@ -665,6 +665,7 @@ fn settings(clock: &Clock) -> Settings {
         max_restart_period: decide::backoff::MAX,
         restart_gates: decide::restart::RestartGates::default(),
         container_gc: ContainerGcPolicy::default(),
+            memory_reserve: None,
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         resolv_conf: None,

@@ -3,6 +3,7 @@
 //! Order within a round: network ready → pod cgroup → data directories → volumes → kill → prune → sandbox → ephemeral, init and app containers. An error ends the
 //! round and the next one begins with a fresh look; nothing of the plan is kept.
 
+mod collect;
 pub mod hooks;
 mod image;
 mod kept;
@@ -15,11 +16,11 @@ mod start;
 mod terminate;
 pub(crate) mod volumes;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use decide::gc::{self, Removal};
 use decide::plan::{Has, PlanInput, ProbeVerdicts};
+use decide::resources;
 use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedPod};
 use model::plan::{Kill, KillReason, Plan, SandboxStep, Waiting};
@@ -43,8 +44,6 @@ const RESERVED_RETRY: Duration = Duration::from_secs(1);
 const RESERVED: &str = "is reserved for ";
 /// Spread of every wait: the factor is between 1 and this much more.
 const SPREAD: f64 = 0.5;
-/// How often a pod's dead containers are collected.
-const COLLECT: Duration = Duration::from_secs(60);
 /// After a failed round, wake-ups count only when this much time has passed; new intents always do.
 const QUIET: Duration = Duration::from_secs(1);
 /// More rounds than any pod needs; one that goes on is stopped here and starts over with the next wake-up.
@@ -209,45 +208,6 @@ impl Worker {
 
     pub(crate) fn is_prepared(&self, pod: &DesiredPod) -> bool {
         self.prepared.as_ref().is_some_and(|(form, _)| form.same_intent(pod))
-    }
-
-    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`]. What they ended with was read by the observation
-    /// that names them, so nothing is lost; what cannot be removed is tried again later.
-    async fn collect(&mut self, observed: &ObservedPod) {
-        if self.collected.elapsed() < COLLECT {
-            return;
-        }
-        self.collected = Instant::now();
-        let pods = BTreeMap::from([(self.entry.uid.clone(), observed.clone())]);
-        let removals = gc::container_gc(&gc::ContainerGc {
-            pods: &pods,
-            gone: &|_| false,
-            held: &|_| false,
-            sources_ready: true,
-            policy: self.deps.settings.container_gc,
-            now: self.deps.clock.now(),
-        });
-        for removal in removals {
-            let removed = match removal {
-                Removal::Container { id, name, stop_first, .. } => {
-                    let log = observed.containers.iter().find(|c| c.id == id).map_or("", |c| c.log_path.as_str());
-                    let stopped = if stop_first {
-                        let grace = Duration::from_secs(decide::terminate::MINIMUM_STOP.unsigned_abs());
-                        self.deps.mutator.stop_container(&id, grace).await.map_err(|e| e.to_string())
-                    } else {
-                        Ok(())
-                    };
-                    match stopped {
-                        Ok(()) => self.remove_container(&id, &name, log).await,
-                        failed => failed,
-                    }
-                }
-                Removal::Sandbox { id, .. } => self.remove_sandbox(&id).await,
-            };
-            if let Err(reason) = removed {
-                self.note_failure("collect", &reason);
-            }
-        }
     }
 
     /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.

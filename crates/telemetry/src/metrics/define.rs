@@ -255,6 +255,29 @@ impl Metrics {
                 "Pods refused by this node, by reason.",
                 &["reason"],
             )?,
+            memory_min: on.gauges(
+                "memory_qos_node_memory_min_bytes",
+                "Memory that Guaranteed pods request together and that is kept from reclaim (gate MemoryQoS).",
+                &[],
+            )?,
+            memory_low: on.gauges(
+                "memory_qos_node_memory_low_bytes",
+                "Memory that Burstable pods request together and that is reclaimed last (gate MemoryQoS).",
+                &[],
+            )?,
+            shutdown_start: on.gauge(
+                "graceful_shutdown_start_time_seconds",
+                "When the node's shutdown began, seconds since the epoch.",
+            )?,
+            shutdown_end: on.gauge(
+                "graceful_shutdown_end_time_seconds",
+                "When the node's shutdown ended, seconds since the epoch.",
+            )?,
+            images_collected: on.counters(
+                "image_garbage_collected_total",
+                "Images removed by garbage collection, by why: for their age or for space.",
+                &["reason"],
+            )?,
             image_pull_duration: on.histograms(
                 "image_pull_duration_seconds",
                 "Seconds that an image pull took, with its wait, by size of the image.",

@@ -224,6 +224,11 @@ pub struct Metrics {
     started_containers_errors: CounterVec,
     terminated_containers: CounterVec,
     admission_rejections: CounterVec,
+    memory_min: GaugeVec,
+    memory_low: GaugeVec,
+    shutdown_start: Gauge,
+    shutdown_end: Gauge,
+    images_collected: CounterVec,
     image_pull_duration: HistogramVec,
     ensure_image_requests: CounterVec,
     credential_plugin_duration: HistogramVec,
@@ -395,6 +400,23 @@ impl Metrics {
     /// A pod was refused at admission, with its status' reason.
     pub fn admission_rejected(&self, reason: &str) {
         self.admission_rejections.with_label_values(&[admission_reason(reason)]).inc();
+    }
+
+    /// Memory in bytes that is protected for Guaranteed and for Burstable pods; only with gate MemoryQoS is it ever said.
+    pub fn memory_protected(&self, guaranteed: i64, burstable: i64) {
+        self.memory_min.with_label_values::<&str>(&[]).set(guaranteed as f64);
+        self.memory_low.with_label_values::<&str>(&[]).set(burstable as f64);
+    }
+
+    /// When the node's last graceful shutdown began and ended, in seconds since the epoch; 0: not yet.
+    pub fn graceful_shutdown(&self, start: i64, end: i64) {
+        self.shutdown_start.set(start as f64);
+        self.shutdown_end.set(end as f64);
+    }
+
+    /// Counts an image that garbage collection removed: for its age, or for space.
+    pub fn image_collected(&self, for_age: bool) {
+        self.images_collected.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
     /// An image was pulled: its size in bytes (0: not known), and the time including the wait for a free puller.

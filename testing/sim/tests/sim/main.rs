@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod checker;
+mod collection;
 mod crash_loop;
 mod crash_points;
 mod events;
