@@ -125,11 +125,7 @@ mod tests {
         let pods = vec![-5, 0, 999, 1000, 1001, CRITICAL, i32::MAX];
         assert_eq!(
             groups(&sorted, pods, |p| *p),
-            [
-                (sorted[0], vec![-5, 0, 999]),
-                (sorted[1], vec![1000, 1001]),
-                (sorted[2], vec![CRITICAL, i32::MAX])
-            ]
+            [(sorted[0], vec![-5, 0, 999]), (sorted[1], vec![1000, 1001]), (sorted[2], vec![CRITICAL, i32::MAX])]
         );
         assert_eq!(groups(&sorted, vec![5000], |p| *p), [(sorted[1], vec![5000])]);
         assert_eq!([grace(sorted[0], Some(3)), grace(sorted[0], Some(30)), grace(sorted[0], None)], [3, 7, 7]);

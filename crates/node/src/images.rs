@@ -178,7 +178,9 @@ impl Collector {
         }
         if let Some(text) = aggregate(&failures) {
             let age = decide::text::go_duration(self.policy.max_age);
-            return Err(format!("wanted to free images older than {age}, encountered errors in image deletion: {text}"));
+            return Err(format!(
+                "wanted to free images older than {age}, encountered errors in image deletion: {text}"
+            ));
         }
         if self.policy.high_percent >= 100 {
             return Ok(());

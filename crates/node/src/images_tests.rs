@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use decide::text::go_duration;
-use fakes::{Fault, FakeRuntime, Rule};
+use fakes::{FakeRuntime, Fault, Rule};
 use model::api::Pod;
 use model::pod::{DesiredPod, PodSource};
 use pod::events::Events;
@@ -156,7 +156,13 @@ async fn eviction_gets_all_that_is_not_used() {
         "containers": [{"name": "c"}], "volumes": [{"name": "v", "image": {"reference": "data"}}]}});
     let pod: Pod = serde_json::from_value(spec).unwrap();
     let desired = DesiredPod::new(pod, PodSource::Api).unwrap();
-    w.registry.insert(Arc::new(PodEntry::new(desired.uid().clone(), "ns", "p", Some(desired.clone()), Timestamp::UNIX_EPOCH)));
+    w.registry.insert(Arc::new(PodEntry::new(
+        desired.uid().clone(),
+        "ns",
+        "p",
+        Some(desired.clone()),
+        Timestamp::UNIX_EPOCH,
+    )));
     let image = v1::ImageSpec { image: data.clone(), ..Default::default() };
     let app = w.add("app", 1);
     w.container("app", vec![v1::Mount { image: Some(image), ..Default::default() }], "u2").await;

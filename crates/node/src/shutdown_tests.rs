@@ -85,7 +85,8 @@ impl ShutdownSession for FakeService {
     async fn shutdowns(&self) -> Result<BoxStream<'static, bool>, String> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.events.lock().unwrap().push(sender);
-        let next = |mut from: mpsc::UnboundedReceiver<bool>| async move { from.recv().await.map(|event| (event, from)) };
+        let next =
+            |mut from: mpsc::UnboundedReceiver<bool>| async move { from.recv().await.map(|event| (event, from)) };
         Ok(futures::stream::unfold(receiver, next).boxed())
     }
 }

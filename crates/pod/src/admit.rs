@@ -323,8 +323,8 @@ impl Admitter {
                 if self.ledger.settle(&pod, self.rules.pod_level_resources) {
                     self.room_is_free("pod_resized");
                 }
-            Request::ShuttingDown(now) => self.rules.shutting_down = now,
             }
+            Request::ShuttingDown(now) => self.rules.shutting_down = now,
             Request::Retain(known) => {
                 for (allocations, dirty) in
                     [(&mut self.allocated, &mut self.allocated_dirty), (&mut self.actuated, &mut self.actuated_dirty)]

@@ -419,13 +419,7 @@ impl Dispatcher {
         }
     }
 
-    fn start_worker(
-        &mut self,
-        entry: Arc<PodEntry>,
-        full_name: String,
-        intent: Intent,
-        admission: Option<Admission>,
-    ) {
+    fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent, admission: Option<Admission>) {
         self.qos_soon();
         let uid = entry.uid.clone();
         let leaving = matches!(&intent, Intent::End(e) if e.gone);
@@ -565,7 +559,8 @@ impl Dispatcher {
         if written.is_err() && reserve.is_some() {
             // More is used than the limit would be: then at least it does not grow.
             for (name, values) in &mut levels {
-                let used = self.deps.host.cgroup_memory(name).await.and_then(|used| i64::try_from(used).ok());
+                let used =
+                    self.deps.host.cgroup_memory(name).await.ok().flatten().and_then(|used| i64::try_from(used).ok());
                 values.memory_limit = values.memory_limit.map(|limit| limit.max(used.unwrap_or(limit)));
             }
             written = self.deps.host.update_cgroups(&levels).await;

@@ -309,7 +309,7 @@ pub trait PodHost: Send + Sync {
     async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources>;
     /// Writes settings of a pod's cgroup that stands.
     async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()>;
-    /// Memory that a pod's cgroup uses, in bytes, as its limit counts it.
+    /// Memory that a cgroup uses, in bytes, as its limit counts it; None: not known.
     async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>>;
     /// Kills what is left in the pod's cgroup, at whatever QoS level it stands, and removes it. Absent is done.
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()>;
@@ -319,10 +319,6 @@ pub trait PodHost: Send + Sync {
     fn cgroup_parent(&self, name: &CgroupName) -> String;
     /// Writes the cgroups above pods (kubepods and the QoS levels), making those that are missing.
     async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()>;
-    /// Bytes of memory that a cgroup uses now; None: not known.
-    async fn cgroup_memory(&self, _name: &CgroupName) -> Option<u64> {
-        None
-    }
     /// Makes `pods/UID` and what belongs below it.
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()>;
     /// Makes every volume ready; those that are, are only checked, and their files written anew where they differ.

@@ -130,7 +130,11 @@ fn go_on_when_refused(done: Result<(), CgroupError>) -> Result<(), CgroupError> 
 ///
 /// # Errors
 /// Go's message: a group is not there, or the kernel does not take a value.
-pub(crate) fn reserve(cgroups: &dyn CgroupManager, groups: &[ReservedGroup], events: &dyn NodeEvents) -> Result<(), String> {
+pub(crate) fn reserve(
+    cgroups: &dyn CgroupManager,
+    groups: &[ReservedGroup],
+    events: &dyn NodeEvents,
+) -> Result<(), String> {
     for reserved in groups {
         let name = name_from_path(cgroups.driver(), &reserved.group);
         let written = match cgroups.exists(&name) {
@@ -185,7 +189,8 @@ fn move_system(groups: &HostCgroups, system: &str, proc: &Path) -> Result<(), St
         if let Err(e) = groups.adopt(system, pid)
             && proc.join(pid.to_string()).exists()
         {
-            failures.push(format!("failed to move PID {pid} into the system container {system:?}: {}", error_chain(&e)));
+            failures
+                .push(format!("failed to move PID {pid} into the system container {system:?}: {}", error_chain(&e)));
         }
     }
     decide::text::aggregate(&failures).map_or(Ok(()), Err)

@@ -321,9 +321,7 @@ pub(crate) fn resize_rules(config: &KubeletConfiguration, gates: &Gates) -> Resi
             && !gates.enabled(Gate::InPlacePodVerticalScalingExclusiveCPUs),
         exclusive_memory: config.memory_manager_policy == MemoryManagerPolicy::Static
             && !gates.enabled(Gate::InPlacePodVerticalScalingExclusiveMemory),
-        swap: v2
-            && config.memory_swap.swap_behavior == Some(SwapBehavior::LimitedSwap)
-            && swap_controller(v2),
+        swap: v2 && config.memory_swap.swap_behavior == Some(SwapBehavior::LimitedSwap) && swap_controller(v2),
     }
 }
 

@@ -122,7 +122,7 @@ impl PodHost for NodeHost {
 
     async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>> {
         let (cgroups, name) = (self.cgroups.clone(), name.clone());
-        blocking("read the memory usage of the pod's cgroup", move || Ok(cgroups.usage(&name)?.memory)).await
+        blocking("read the memory usage of a cgroup", move || Ok(cgroups.usage(&name)?.memory)).await
     }
 
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
@@ -176,12 +176,6 @@ impl PodHost for NodeHost {
             Ok(())
         })
         .await
-    }
-
-    async fn cgroup_memory(&self, name: &CgroupName) -> Option<u64> {
-        let (cgroups, name) = (self.cgroups.clone(), name.clone());
-        let usage = blocking("read a cgroup's memory", move || Ok(cgroups.usage(&name)?)).await;
-        usage.ok().and_then(|u| u.memory)
     }
 
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {

@@ -535,12 +535,10 @@ impl Drop for Node {
 
 fn form(pod: &DesiredPod) -> Form {
     let images = |c: model::pod::ContainerEntry<'_>| (c.spec.name.clone(), c.spec.image.clone().unwrap_or_default());
-    let watched = pod
-        .containers()
-        .any(|c| {
-            let restarts = c.spec.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer");
-            restarts || c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some()
-        });
+    let watched = pod.containers().any(|c| {
+        let restarts = c.spec.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer");
+        restarts || c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some()
+    });
     Form {
         uid: pod.uid().to_string(),
         name: pod.name().to_owned(),
@@ -665,7 +663,7 @@ fn settings(clock: &Clock) -> Settings {
         max_restart_period: decide::backoff::MAX,
         restart_gates: decide::restart::RestartGates::default(),
         container_gc: ContainerGcPolicy::default(),
-            memory_reserve: None,
+        memory_reserve: None,
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         resolv_conf: None,

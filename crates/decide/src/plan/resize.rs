@@ -33,7 +33,12 @@ impl<'a> Round<'a> {
         // What gives up comes before what takes, so that the pod's limit holds all the time. A limit counts before a request.
         let order = |was: (i64, i64), is: (i64, i64)| if was.1 == is.1 { was.0 < is.0 } else { was.1 < is.1 };
         for (list, changes, was, is) in [
-            (&mut resize.memory, memory, (from.memory_request, from.memory_limit), (to.memory_request, to.memory_limit)),
+            (
+                &mut resize.memory,
+                memory,
+                (from.memory_request, from.memory_limit),
+                (to.memory_request, to.memory_limit),
+            ),
             (&mut resize.cpu, cpu, (from.cpu_request, from.cpu_limit), (to.cpu_request, to.cpu_limit)),
         ] {
             match (changes, order(was, is)) {

@@ -33,10 +33,9 @@ pub fn spec_sizes(pod: &DesiredPod, entry: &ContainerEntry<'_>) -> Sizes {
 /// Resources with this CPU and memory in place of theirs.
 pub fn record(resources: &ResourceRequirements, now: &Sizes) -> ResourceRequirements {
     let mut out = resources.clone();
-    for (list, milli, bytes) in [
-        (&mut out.requests, now.cpu_request, now.memory_request),
-        (&mut out.limits, now.cpu_limit, now.memory_limit),
-    ] {
+    for (list, milli, bytes) in
+        [(&mut out.requests, now.cpu_request, now.memory_request), (&mut out.limits, now.cpu_limit, now.memory_limit)]
+    {
         let map = list.get_or_insert_default();
         for (name, amount, zero) in [
             (CPU, Quantity::from_milli(milli, Format::DecimalSI), milli == 0),

@@ -144,10 +144,7 @@ fn swaps(asked: &DesiredPod, given: &DesiredPod) -> bool {
 /// The container is to be restarted when this resource changes (`resizePolicy`); without policy it is not.
 pub(crate) fn policy(container: &model::api::Container, resource: &str) -> bool {
     let policies = container.resize_policy.iter().flatten();
-    policies
-        .into_iter()
-        .find(|p| p.resource_name == resource)
-        .is_some_and(|p| p.restart_policy == "RestartContainer")
+    policies.into_iter().find(|p| p.resource_name == resource).is_some_and(|p| p.restart_policy == "RestartContainer")
 }
 
 /// Where a resize stands in the order in which pending ones are looked at: those that ask for no more, then by priority, then Guaranteed before

@@ -184,7 +184,8 @@ fn progress_is_what_runs_with_other_resources() {
     }
     let level = pod(r#"{"resources": {"limits": {"memory": "2Gi"}}, "containers": [{"name": "a"}]}"#);
     let mut has = allocation_of(&level, true);
-    has.containers.insert("a".into(), record(&Default::default(), &spec_sizes(&level, &level.container("a").expect("a"))));
+    has.containers
+        .insert("a".into(), record(&Default::default(), &spec_sizes(&level, &level.container("a").expect("a"))));
     let nothing = seen(&["s0 ready", "s0/a"]);
     assert!(!in_progress(&level, &nothing, &has, &all));
     has.pod_level = None;
@@ -202,9 +203,11 @@ fn a_lost_record_is_taken_from_the_runtime() {
     let shown = |c: &model::observed::ObservedContainer| sizes(None, &taken_over(&p, entry, c, &node));
     let given = spec_sizes(&p, &entry);
     assert_eq!(shown(&c), given, "the runtime says nothing");
-    c.resources = Some(ObservedResources { cpu_shares: 102, cpu_quota: 20_000, cpu_period: 100_000, memory_limit: 128 << 20 });
+    c.resources =
+        Some(ObservedResources { cpu_shares: 102, cpu_quota: 20_000, cpu_period: 100_000, memory_limit: 128 << 20 });
     assert_eq!(shown(&c), given, "the runtime shows what was given");
-    c.resources = Some(ObservedResources { cpu_shares: 512, cpu_quota: -1, cpu_period: 100_000, memory_limit: 64 << 20 });
+    c.resources =
+        Some(ObservedResources { cpu_shares: 512, cpu_quota: -1, cpu_period: 100_000, memory_limit: 64 << 20 });
     let other = model::plan::Sizes { cpu_request: 500, cpu_limit: 0, memory_request: 64 << 20, memory_limit: 64 << 20 };
     assert_eq!(shown(&c), other, "the runtime shows something else");
 }
@@ -276,7 +279,8 @@ fn plan(pod: &DesiredPod, items: &[&str], has: &PodAllocation, differs: bool) ->
 }
 
 fn show(plan: &model::plan::Plan) -> String {
-    let mut parts: Vec<String> = plan.kill.iter().map(|k| format!("kill {} {:?} {:?}", k.name, k.reason, k.message)).collect();
+    let mut parts: Vec<String> =
+        plan.kill.iter().map(|k| format!("kill {} {:?} {:?}", k.name, k.reason, k.message)).collect();
     if let Some(r) = &plan.resize {
         let names = |list: &[model::plan::Update]| list.iter().map(|u| u.name.as_str()).collect::<Vec<_>>().join("+");
         parts.push(format!("memory {} cpu {} pod {}", names(&r.memory), names(&r.cpu), r.pod));

@@ -23,8 +23,8 @@ pub use node::{
 };
 pub use oom::oom_score_adj;
 pub use pod_cgroup::{
-    MemoryQos, MemoryReserve, PodCgroupOptions, QosDemand, kubepods_name, pod_cgroup_name, pod_cgroup_resources, qos_cgroup_name,
-    qos_cgroup_resources,
+    MemoryQos, MemoryReserve, PodCgroupOptions, QosDemand, kubepods_name, pod_cgroup_name, pod_cgroup_resources,
+    qos_cgroup_name, qos_cgroup_resources,
 };
 pub use qos::{QosClass, compute_qos_class, is_critical, is_node_critical, qos_class};
 

@@ -160,7 +160,8 @@ pub struct MemoryReserve {
 impl MemoryReserve {
     /// The memory limit of a class's cgroup in bytes; None: it has none of its own, or what is for pods is not known.
     pub fn limit(&self, class: QosClass, demand: &QosDemand) -> Option<i64> {
-        let part = |requested: i64| i64::try_from(i128::from(requested) * i128::from(self.percent) / 100).unwrap_or(i64::MAX);
+        let part =
+            |requested: i64| i64::try_from(i128::from(requested) * i128::from(self.percent) / 100).unwrap_or(i64::MAX);
         let burstable = self.allocatable - part(demand.guaranteed_memory);
         match class {
             _ if self.allocatable <= 0 => None,

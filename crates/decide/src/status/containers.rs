@@ -424,8 +424,7 @@ impl Actual {
             cpu_request: r
                 .filter(|r| r.cpu_shares > 0)
                 .and_then(|r| milli((r.cpu_shares.saturating_mul(1000) + 1023) / 1024)),
-            memory_limit: r
-                .and_then(|r| bytes(r.memory_limit)),
+            memory_limit: r.and_then(|r| bytes(r.memory_limit)),
         }
     }
 }

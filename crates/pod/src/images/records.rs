@@ -240,7 +240,8 @@ impl Records {
             // Read again in its turn: a pull that ended meanwhile has renewed it. Times in records are whole seconds.
             let known = self.read(&record.image_ref).await.ok().flatten();
             let updated = known.and_then(|r| r.last_updated_time?.parse::<Timestamp>().ok());
-            let old = updated.is_some_and(|at| at.saturating_add(SignedDuration::from_secs(1)).is_ok_and(|at| at <= listed));
+            let old =
+                updated.is_some_and(|at| at.saturating_add(SignedDuration::from_secs(1)).is_ok_and(|at| at <= listed));
             if !old {
                 continue;
             }

@@ -18,9 +18,7 @@ pub(crate) mod volumes;
 
 use std::time::Duration;
 
-use decide::gc::{self, Removal};
 use decide::plan::{Has, PlanInput, ProbeVerdicts};
-use decide::resources;
 use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedPod};
 use model::plan::{Kill, KillReason, Plan, SandboxStep, Waiting};
@@ -277,14 +275,15 @@ impl Worker {
         if deps.settings.cgroups_per_qos {
             let (name, values) = self.cgroup_values(pod);
             let begin = Instant::now();
-            let made = self.step(StepKind::Cgroup, "", async {
-                deps.host.ensure_cgroup(&name, &values).await.map_err(|e| e.chain())
-            })
-            .await
-            .inspect_err(|e| {
-                let text = format!("unable to ensure pod container exists: {e}");
-                deps.events.pod_warning(pod, "FailedCreatePodContainer", &text);
-            })?;
+            let made = self
+                .step(StepKind::Cgroup, "", async {
+                    deps.host.ensure_cgroup(&name, &values).await.map_err(|e| e.chain())
+                })
+                .await
+                .inspect_err(|e| {
+                    let text = format!("unable to ensure pod container exists: {e}");
+                    deps.events.pod_warning(pod, "FailedCreatePodContainer", &text);
+                })?;
             deps.metrics.cgroup_operation("create", begin.elapsed());
             self.cgroup_stands(pod, &name, values, made).await?;
         }

@@ -11,7 +11,8 @@ use cri::port::{CriError, Outcome};
 use cri_api::v1;
 use decide::config::{self, container_resources, created_resources};
 use decide::resize::{
-    CgroupSteps, Kind, Progress, cgroup_differs, in_progress, less, memory_faults, merge, message, record, sizes, taken_over,
+    CgroupSteps, Kind, Progress, cgroup_differs, in_progress, less, memory_faults, merge, message, record, sizes,
+    taken_over,
 };
 use decide::resources;
 use model::allocation::Grant;
@@ -280,14 +281,15 @@ impl Worker {
         let deps = self.deps.clone();
         let begin = Instant::now();
         let written = self
-            .step(StepKind::Resize, "", async {
-                deps.host.update_cgroup(name, &change).await.map_err(|e| e.chain())
-            })
+            .step(StepKind::Resize, "", async { deps.host.update_cgroup(name, &change).await.map_err(|e| e.chain()) })
             .await;
         deps.metrics.cgroup_operation("update", begin.elapsed());
         if let Err(e) = written {
             if let Err(again) = self.tell_runtime(pod, sandbox_id, current).await {
-                self.note_failure("resize", &format!("the runtime does not take back UpdatePodSandboxResources: {again}"));
+                self.note_failure(
+                    "resize",
+                    &format!("the runtime does not take back UpdatePodSandboxResources: {again}"),
+                );
             }
             return Err(e);
         }
@@ -330,12 +332,8 @@ impl Worker {
         };
         let mut spec = entry.spec.clone();
         spec.resources = Some(record(&given, &to));
-        let request = container_resources(
-            pod,
-            ContainerEntry { spec: &spec, ..entry },
-            &self.deps.settings.node,
-            false,
-        );
+        let request =
+            container_resources(pod, ContainerEntry { spec: &spec, ..entry }, &self.deps.settings.node, false);
         let deps = self.deps.clone();
         self.step(StepKind::Resize, &update.name, deps.mutator.update_container_resources(&update.id, request)).await?;
         // In the words of what was given, once all of it is there.

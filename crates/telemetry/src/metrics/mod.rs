@@ -18,8 +18,8 @@ use std::time::Duration;
 use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramVec, Registry, TextEncoder};
 
 pub use beside::Beside;
-pub use resize::Resizes;
 pub use calls::{admission_reason, image_size_bucket, operation_type};
+pub use resize::Resizes;
 
 /// The metrics could not be set up: two figures share a name or a name is malformed.
 #[derive(Debug, thiserror::Error)]

@@ -34,9 +34,12 @@ impl Resizes {
                 &["resource", "requirement", "operation"],
             )?,
             duration: HistogramVec::new(
-                HistogramOpts::new("pod_resize_duration_milliseconds", "Milliseconds that changing a pod's resources took.")
-                    .subsystem("kubelet")
-                    .buckets(BUCKETS.to_vec()),
+                HistogramOpts::new(
+                    "pod_resize_duration_milliseconds",
+                    "Milliseconds that changing a pod's resources took.",
+                )
+                .subsystem("kubelet")
+                .buckets(BUCKETS.to_vec()),
                 &["success"],
             )?,
             pending: GaugeVec::new(
@@ -44,7 +47,10 @@ impl Resizes {
                 &["reason"],
             )?,
             infeasible: CounterVec::new(
-                opts("pod_infeasible_resizes_total", "Resources that were asked for and that this node can never give."),
+                opts(
+                    "pod_infeasible_resizes_total",
+                    "Resources that were asked for and that this node can never give.",
+                ),
                 &["reason_detail"],
             )?,
             deferred_accepted: CounterVec::new(

@@ -52,13 +52,11 @@ fn kernel_of_pod(pod: &Value) -> Vec<String> {
         let text = std::fs::read_to_string(format!("{}/{file}", dir.unwrap_or_default())).unwrap_or_default();
         text.split_whitespace().next().unwrap_or_default().to_owned()
     };
-    let _ = cluster;
     match std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         true => vec![find("/sys/fs/cgroup", "cpu.max"), find("/sys/fs/cgroup", "memory.max")],
-        false => vec![
-            find("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us"),
-            find("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-        ],
+        false => {
+            vec![find("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us"), find("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
+        }
     }
 }
 
@@ -159,8 +157,12 @@ pub(crate) fn when_there_is_room(cluster: &mut Cluster) {
     assert_eq!(of(&shown, "c")["allocatedResources"]["cpu"], "100m");
     cluster.node.restart();
     cluster.wait_ready();
-    let again = cluster.wait("it runs with what it was given", "grows", |p| deferred(p) && condition(p, "Ready") == "True");
-    assert_eq!((id(&again, "c"), of(&again, "c")["allocatedResources"]["cpu"].as_str()), (id(&begun, "c"), Some("100m")));
+    let again =
+        cluster.wait("it runs with what it was given", "grows", |p| deferred(p) && condition(p, "Ready") == "True");
+    assert_eq!(
+        (id(&again, "c"), of(&again, "c")["allocatedResources"]["cpu"].as_str()),
+        (id(&begun, "c"), Some("100m"))
+    );
     assert_eq!(condition_of(&again, "PodResizePending")["lastTransitionTime"], pending["lastTransitionTime"]);
     let told = |reason: &str| cluster.events("grows").iter().filter(|e| e.0 == reason).count();
     assert_eq!(told("ResizeDeferred"), 1, "a new kubelet does not tell it again");
@@ -176,7 +178,8 @@ pub(crate) fn that_would_take_memory_in_use_fail(cluster: &mut Cluster) {
     cluster.run(&pod("uses", [spec]));
     let begun = cluster.wait_running("uses");
     resize(cluster, "uses", &resources("100m", "64Ki"));
-    let shown = cluster.wait("the failure is told", "uses", |p| condition_of(p, "PodResizeInProgress")["reason"] == "Error");
+    let shown =
+        cluster.wait("the failure is told", "uses", |p| condition_of(p, "PodResizeInProgress")["reason"] == "Error");
     let message = condition_of(&shown, "PodResizeInProgress")["message"].as_str().unwrap().to_owned();
     assert!(message.contains("memory limit (65536) below current usage ("), "{message}");
     assert_eq!(of(&shown, "c")["resources"]["limits"]["memory"], "64Mi", "nothing was changed");
@@ -193,7 +196,8 @@ pub(crate) fn of_the_pod_as_a_whole(cluster: &mut Cluster) {
     cluster.run(&whole);
     let begun = cluster.wait_running("whole");
     assert_eq!(kernel_of_pod(&begun), ["10000", "67108864"]);
-    for (cpu, memory, expected) in [("200m", "128Mi", ["20000", "134217728"]), ("100m", "32Mi", ["10000", "33554432"])] {
+    for (cpu, memory, expected) in [("200m", "128Mi", ["20000", "134217728"]), ("100m", "32Mi", ["10000", "33554432"])]
+    {
         let path = "/api/v1/namespaces/default/pods/whole/resize";
         wait_until("the API server takes the resize", seconds(20), || {
             let mut pod = cluster.pod("whole")?;

@@ -65,7 +65,9 @@ fn up_and_down_without_a_restart() {
         let mut node = Node::new(1).await;
         let uid = up(&mut node, "a.yaml", &stays("1", "64Mi")).await;
         let id = running_id(&node, &uid, "app");
-        for (cpu, memory, expected) in [("2", "128Mi", (2000, 128)), ("500m", "256Mi", (500, 256)), ("1", "64Mi", (1000, 64))] {
+        for (cpu, memory, expected) in
+            [("2", "128Mi", (2000, 128)), ("500m", "256Mi", (500, 256)), ("1", "64Mi", (1000, 64))]
+        {
             node.write("a.yaml", &stays(cpu, memory));
             node.run(2 * SECOND).await;
             assert_eq!(has(&node, &uid), expected);
@@ -85,7 +87,11 @@ fn a_policy_that_asks_for_it_restarts_the_container_once() {
         let uid = up(&mut node, "a.yaml", &restarts("1", "64Mi")).await;
         node.write("a.yaml", &restarts("1", "128Mi"));
         node.run(2 * SECOND).await;
-        assert_eq!((has(&node, &uid), node.runtime().starts(&uid, "app")), ((1000, 128), 1), "memory has no such policy");
+        assert_eq!(
+            (has(&node, &uid), node.runtime().starts(&uid, "app")),
+            ((1000, 128), 1),
+            "memory has no such policy"
+        );
         node.write("a.yaml", &restarts("2", "128Mi"));
         node.run(10 * SECOND).await;
         assert_eq!((has(&node, &uid), node.runtime().starts(&uid, "app")), ((2000, 128), 2));
@@ -198,7 +204,9 @@ fn every_call_may_be_the_last() {
         let starts = ["uid-stays", "uid-restarts"].map(|uid| node.runtime().starts(uid, "app"));
         assert_eq!(starts, [1, 3], "a resize restarts what asks for it, once");
     };
-    let process = |node: &Node| node.runtime().script(For::Container("app".into()), [Process::forever().trapping_term(0, millis(300))]);
+    let process = |node: &Node| {
+        node.runtime().script(For::Container("app".into()), [Process::forever().trapping_term(0, millis(300))])
+    };
     let effects = run(async {
         let mut node = Node::new(6).await;
         process(&node);
@@ -252,7 +260,9 @@ impl Drop for Ledger {
 fn told(resized: Resized) -> Vec<String> {
     let one = |change: pod::admit::Change| {
         let what = match change.outcome {
-            Outcome::Given { was_deferred, trigger, .. } => format!("given {trigger}{}", if was_deferred { " late" } else { "" }),
+            Outcome::Given { was_deferred, trigger, .. } => {
+                format!("given {trigger}{}", if was_deferred { " late" } else { "" })
+            }
             Outcome::Pending { pending, news, word, .. } => {
                 format!("{} {word}{}", pending.reason.as_str(), if news { "" } else { " again" })
             }
