@@ -123,8 +123,9 @@ def see(what):
         print("\n".join(lines))
         json.dump({**json.load(open(SAVED)), "tree": lines}, open(SAVED, "w"))
     elif what == "tree-kept":
-        # The Go kubelet writes a class's weight anew at its start, and before the pods are known to it.
-        before, now = ([line for line in tree if not re.search(r"(burstable|burstable.slice) (cpu.weight|CPUWeight)", line)] for tree in (json.load(open(SAVED))["tree"], values()))
+        # The Go kubelet writes a class's weight and memory protection anew at its start, and before the pods are known to it.
+        anew = r"(burstable|burstable.slice) (cpu.weight|CPUWeight)|(kubepods|kubepods.slice|burstable|burstable.slice) (memory.(min|low)|Memory(Min|Low))"
+        before, now = ([line for line in tree if not re.search(anew, line)] for tree in (json.load(open(SAVED))["tree"], values()))
         print("the tree is the same as before" if before == now else "the tree has changed")
         print("".join(f"- {line}\n" for line in before if line not in now) + "".join(f"+ {line}\n" for line in now if line not in before), end="")
     elif what == "restarted":

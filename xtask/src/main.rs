@@ -1,8 +1,9 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `containerd`.
 
 mod bench;
 mod checks;
 mod cluster;
+mod conformance;
 mod demo;
 mod joined;
 mod libtest;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use clap::{Parser, Subcommand};
 use rig::Stage;
 use shell::{Interrupted, Shell};
@@ -70,6 +71,19 @@ enum Task {
         #[arg(long, conflicts_with = "joined")]
         probes: bool,
     },
+    /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
+    Conformance(conformance::Options),
+    /// Try what strangers can put before rubelet, made up at random (testing/fuzz)
+    Fuzz {
+        /// Targets; none: all
+        targets: Vec<String>,
+        /// How long each is tried
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// Of the randomness; another one tries other inputs
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
         /// 2: the reference build (lab/build-reference containerd); 1: the system's package
@@ -91,6 +105,8 @@ fn main() -> ExitCode {
         }
         Task::Bench { scrapes: Some(pods), .. } => scrapes::run(&shell, pods),
         Task::Bench { quick, .. } => bench::run(&shell, quick),
+        Task::Conformance(options) => conformance::run(&shell, &options),
+        Task::Fuzz { targets, seconds, seed } => fuzz(&targets, seconds, seed),
         Task::Containerd { which } => containerd(&shell, which),
     });
     match result {
@@ -135,6 +151,13 @@ fn tidy(shell: &Shell) -> Result<bool> {
     }
     let clean = !root_user || remove_remains();
     Ok(checks::run(shell)? && clean)
+}
+
+fn fuzz(targets: &[String], seconds: u64, seed: u64) -> Result<bool> {
+    let mut command = setup::cargo();
+    command.args(["run", "--release", "--package", "fuzz", "--"]).args(targets);
+    command.args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()]);
+    Ok(command.status().context("cannot start cargo")?.success())
 }
 
 fn containerd(shell: &Shell, which: u8) -> Result<bool> {

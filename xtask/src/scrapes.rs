@@ -15,6 +15,7 @@ use crate::shell::Shell;
 /// How often both pages are asked for, and how far apart: further than rubelet shares a collection, so that each is made anew.
 const SCRAPES: u32 = 20;
 const APART: Duration = Duration::from_secs(3);
+const GO: &str = "Go kubelet";
 /// Of the Go kubelet's CPU time.
 const BOUND: f64 = 0.2;
 
@@ -36,7 +37,7 @@ pub(crate) fn run(shell: &Shell, pods: usize) -> Result<bool> {
     let mut kubelets = vec![("rubelet", setup::rubelet(shell, true)?)];
     let go = rig::lab().join("bin/kubelet");
     if go.is_file() {
-        kubelets.push(("Go kubelet", go));
+        kubelets.push((GO, go));
     }
     let mut all = Vec::new();
     for (name, program) in kubelets {
@@ -61,6 +62,9 @@ fn one(shell: &Shell, name: &'static str, program: &Path, pods: usize) -> Result
     let mut stage = Stage::create("scrapes")?;
     stage.start_containerd(&setup::reference(shell)?, &setup::images(shell)?, false)?;
     let fields = json!({"maxPods": 250});
+    // Both are to show the same: Go's kubelet names pods, and looks at their networks, only where it finds the runtime.
+    let named = rig::kubelet::with_named_figures(program, &stage.socket(), stage.dir())?;
+    let program = if name == GO { &named } else { program };
     let mut node = Node::start(&stage, program, &fields, &["--hostname-override=bench".to_owned()])?;
     for n in 0..pods {
         let pod = json!({

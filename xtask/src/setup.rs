@@ -1,5 +1,6 @@
 //! What the demo and the tests need on the machine, installed or built when it is missing.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -100,6 +101,46 @@ pub(crate) fn control_plane(shell: &Shell, options: &cluster::Options) -> Result
     }
     let mut command = Command::new(crate::root().join("lab/build-reference"));
     shell.need("building the control plane", command.args(missing), Duration::from_secs(3600))
+}
+
+/// Kubernetes' own node test suite and what it starts; building them takes some minutes once.
+///
+/// # Errors
+/// Without Go, or when the build fails.
+pub(crate) fn node_suite(shell: &Shell) -> Result<()> {
+    let bin = rig::lab().join("bin");
+    if ["e2e_node.test", "ginkgo", "agnhost", "nnp", "sampledeviceplugin"].iter().all(|p| bin.join(p).is_file()) {
+        return Ok(());
+    }
+    if find_program("go").is_none() {
+        bail!("the node test suite is not built, and there is no Go here to build it from its modules");
+    }
+    let mut command = Command::new(crate::root().join("lab/build-reference"));
+    shell.need("building the node test suite", command.args(["suite", "agnhost"]), Duration::from_secs(3600))
+}
+
+/// The images of the node test suite, made on the spot when they are not there, and the name of the registry that their names begin with.
+///
+/// # Errors
+/// When they cannot be made.
+pub(crate) fn suite_images(shell: &Shell) -> Result<(Vec<PathBuf>, String)> {
+    let dir = rig::lab().join("images/suite");
+    let prefix = dir.join("prefix");
+    if !prefix.is_file() {
+        if find_program("mmdebstrap").is_none() {
+            let mut command = Command::new(crate::root().join("lab/setup"));
+            shell.need("apt packages", command.arg("mmdebstrap"), Duration::from_secs(900))?;
+        }
+        let mut command = Command::new(crate::root().join("lab/make-images"));
+        shell.need("making the suite's images", command.arg("suite"), Duration::from_secs(1200))?;
+    }
+    let text = fs::read_to_string(&prefix).with_context(|| format!("cannot read {}", prefix.display()))?;
+    let host = text.trim().split('/').next().unwrap_or_default().to_owned();
+    let entries = fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    let mut images: Vec<PathBuf> =
+        entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "tar")).collect();
+    images.sort();
+    Ok((images, host))
 }
 
 /// The system's containerd.

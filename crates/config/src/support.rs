@@ -23,8 +23,6 @@ pub enum Level {
 /// Field path, what happens when it differs from its default, why.
 pub const FIELDS: &[(&str, Level, &str)] = &[
     ("enableContentionProfiling", Level::Warn, "there are no locks to profile in this way"),
-    ("kubeletCgroups", Level::Warn, "rubelet stays in the cgroup it was started in"),
-    ("systemCgroups", Level::Warn, "other processes are not moved"),
     ("cpuManagerPolicy", Level::Refuse, "there is no CPU manager"),
     ("cpuManagerPolicyOptions", Level::Refuse, "there is no CPU manager"),
     ("memoryManagerPolicy", Level::Refuse, "there is no memory manager"),
@@ -33,8 +31,6 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
     ("topologyManagerPolicyOptions", Level::Refuse, "there is no topology manager"),
     ("topologyManagerScope", Level::Warn, "there is no topology manager"),
     ("reservedSystemCPUs", Level::Warn, "there is no CPU manager"),
-    ("qosReserved", Level::Warn, "QoS cgroups have no memory limit"),
-    ("protectKernelDefaults", Level::Warn, "kernel settings are neither checked nor changed"),
     ("volumePluginDir", Level::Warn, "there are no FlexVolume plugins"),
     ("shutdownGracePeriod", Level::Warn, "node shutdown is not held up"),
     ("shutdownGracePeriodCriticalPods", Level::Warn, "node shutdown is not held up"),
@@ -43,13 +39,6 @@ pub const FIELDS: &[(&str, Level, &str)] = &[
     ("showHiddenMetricsForVersion", Level::Warn, "there are no hidden metrics"),
     ("logging.options", Level::Warn, "log lines are not split or buffered by level"),
     ("contentType", Level::Warn, "there is no API server to talk to"),
-    ("imageGCHighThresholdPercent", Level::Warn, "images are not collected"),
-    ("imageGCLowThresholdPercent", Level::Warn, "images are not collected"),
-    ("imageMinimumGCAge", Level::Warn, "images are not collected"),
-    ("imageMaximumGCAge", Level::Warn, "images are not collected"),
-    ("volumeStatsAggPeriod", Level::Warn, "volume use is not measured"),
-    ("systemReservedCgroup", Level::Warn, "reserved cgroups are not written"),
-    ("kubeReservedCgroup", Level::Warn, "reserved cgroups are not written"),
     ("makeIPTablesUtilChains", Level::Warn, "no iptables chains are made"),
 ];
 
@@ -69,6 +58,10 @@ pub const HONOURED_GATES: &[Gate] = &[
     Gate::EnvFiles,
     Gate::ExtendWebSocketsToKubelet,
     Gate::HostnameOverride,
+    Gate::InPlacePodLevelResourcesVerticalScaling,
+    Gate::InPlacePodVerticalScalingExclusiveCPUs,
+    Gate::InPlacePodVerticalScalingExclusiveMemory,
+    Gate::InPlacePodVerticalScalingInitContainers,
     Gate::KubeletCrashLoopBackOffMax,
     Gate::KubeletEnsureSecretPulledImages,
     Gate::KubeletFineGrainedAuthz,
@@ -80,6 +73,7 @@ pub const HONOURED_GATES: &[Gate] = &[
     Gate::PodLevelResources,
     Gate::PodLogsQuerySplitStreams,
     Gate::PreventStaticPodAPIReferences,
+    Gate::QOSReserved,
     Gate::ReduceDefaultCrashLoopBackOffDecay,
     Gate::RestartAllContainersOnContainerExits,
     Gate::TaintTolerationComparisonOperators,
@@ -91,7 +85,6 @@ pub const HONOURED_GATES: &[Gate] = &[
 pub const FLAGS: &[(&str, Level, &str)] = &[
     ("experimental-mounter-path", Level::Warn, "the system's mount is used"),
     ("exit-on-lock-contention", Level::Warn, "the lock file is not watched"),
-    ("runtime-cgroups", Level::Warn, "statistics of the runtime are not kept"),
     ("housekeeping-interval", Level::Warn, "container statistics are not kept"),
 ];
 

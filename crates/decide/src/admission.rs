@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::api::{AppArmorProfile, Container, Taint};
 use model::pod::{ContainerKind, DesiredPod, PodUid};
 
+use crate::resize::ResizeRules;
 use crate::resources::{QosClass, ResourceList, has_pod_level_resources, is_critical, qos_class};
 use crate::text::go_list;
 
@@ -67,6 +68,8 @@ pub struct Rules {
     pub toleration_comparison: bool,
     /// The node is shutting down.
     pub shutting_down: bool,
+    /// What can be resized.
+    pub resize: ResizeRules,
 }
 
 /// A pod that was admitted.
@@ -128,6 +131,45 @@ impl Ledger {
         self.used.add(&entry.requests);
         self.pods.insert(pod.uid().clone(), entry);
         Ok(admitted)
+    }
+
+    /// Judges whether a booked pod may have other resources; `pod` asks for them. Granted, it holds the larger of both until [`Ledger::settle`] says that it
+    /// has given up the rest; refused, it holds what it held.
+    ///
+    /// # Errors
+    /// The refusal that comes first in Go's order.
+    pub fn resize(&mut self, pod: &DesiredPod, node: &NodeFacts, rules: &Rules) -> Result<Admitted, Refusal> {
+        let before = self.pods.get(pod.uid()).cloned();
+        let verdict = self.admit(pod, node, rules);
+        if let Some(before) = before {
+            match &verdict {
+                Ok(_) => self.hold_at_least(pod.uid(), &before.requests),
+                Err(_) => {
+                    self.used.add(&before.requests);
+                    self.pods.insert(pod.uid().clone(), before);
+                }
+            }
+        }
+        verdict
+    }
+
+    /// A booked pod holds at least this much: what it still has of an earlier allocation.
+    pub fn hold_at_least(&mut self, uid: &PodUid, amounts: &Amounts) {
+        if let Some(entry) = self.pods.get_mut(uid) {
+            self.used.sub(&entry.requests);
+            entry.requests.raise(amounts);
+            self.used.add(&entry.requests);
+        }
+    }
+
+    /// A booked pod has what it was given and no more (`pod`: in the form in which it runs); true when that leaves room for others.
+    pub fn settle(&mut self, pod: &DesiredPod, pod_level_resources: bool) -> bool {
+        let Some(entry) = self.pods.get_mut(pod.uid()) else { return false };
+        let now = Amounts::of_pod(pod, pod_level_resources);
+        let before = std::mem::replace(&mut entry.requests, now.clone());
+        self.used.sub(&before);
+        self.used.add(&now);
+        before.iter().any(|(name, n)| n > now.get(name))
     }
 
     /// Books a pod without judging it: it ran before this agent started and is ending, or was admitted before.

@@ -1,17 +1,21 @@
 //! Volumes of CSI drivers: what the objects say of one, and what a driver is to be told of it. The rules are those of the API's fields
 //! (`PersistentVolume.spec.csi`, `Pod.spec.volumes[].csi`, `CSIDriver.spec`); the texts are the Go kubelet's.
 
+mod growth;
 mod migrate;
 
-use std::collections::BTreeMap;
+pub use growth::{Growth, ResizeNews};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::CSIDriverSpec;
 use model::api::{CSIVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeClaim, SecretReference};
 use model::pod::DesiredPod;
-use model::quantity::Quantity;
 use sha2::{Digest, Sha256};
 
 use crate::config::go_text::quote;
+use crate::disk::{self, Disk};
 
 /// The plugin's name in paths and unique volume names.
 pub const PLUGIN: &str = "kubernetes.io/csi";
@@ -42,21 +46,6 @@ pub struct SecretName {
     pub namespace: String,
     /// Its name.
     pub name: String,
-}
-
-/// A claim whose volume may have to grow.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Growth {
-    /// Name of the claim, in the pod's namespace.
-    pub claim: String,
-    /// UID of the claim, for events about it.
-    pub claim_uid: String,
-    /// Bytes that the volume has: `capacity` of the PersistentVolume.
-    pub wanted: i64,
-    /// `capacity` as it stands there.
-    pub text: String,
-    /// Bytes that its filesystem was last told to have: `status.capacity` of the claim.
-    pub old: i64,
 }
 
 /// One volume of a driver, as pods ask for it.
@@ -92,6 +81,10 @@ pub struct CsiVolume {
     pub affinity: Option<NodeSelector>,
     /// Of a claim's volume: it may have to grow.
     pub growth: Option<Growth>,
+    /// SELinux labels that the pod wants its files to have; none: it is mounted without. See [`crate::selinux`].
+    pub labels: BTreeSet<String>,
+    /// It is a disk of the host, and `driver` the name of its plugin. Nothing else knows it.
+    pub disk: Option<Disk>,
 }
 
 fn hex(text: &str) -> String {
@@ -110,6 +103,9 @@ pub fn staging_name(handle: &str) -> String {
 
 /// Name of the volume in the node's `volumesInUse` and `volumesAttached`.
 pub fn unique_name(driver: &str, handle: &str) -> String {
+    if disk::is_plugin(driver) {
+        return format!("{driver}/{handle}");
+    }
     format!("{PLUGIN}/{driver}^{handle}")
 }
 
@@ -141,6 +137,8 @@ impl CsiVolume {
             block: false,
             affinity: None,
             growth: None,
+            labels: BTreeSet::new(),
+            disk: None,
         }
     }
 
@@ -165,7 +163,9 @@ impl CsiVolume {
             expand_secret: secret(source.node_expand_secret_ref.as_ref()),
             block: spec.volume_mode.as_deref() == Some("Block"),
             affinity,
-            growth: growth(bound, claim),
+            growth: growth::growth(bound, claim),
+            labels: BTreeSet::new(),
+            disk: None,
         })
     }
 
@@ -178,26 +178,6 @@ impl CsiVolume {
     pub fn one_pod(&self) -> bool {
         self.access_modes == ["ReadWriteOncePod"]
     }
-}
-
-/// States of a claim's resize in which the node is to do its part.
-const FOR_THE_NODE: [&str; 2] = ["NodeResizePending", "NodeResizeInProgress"];
-
-/// The claim's part in a resize, when the node has one: the volume is larger than the claim's status says.
-fn growth(bound: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Growth> {
-    let storage = bound.spec.as_ref()?.capacity.as_ref()?.get("storage")?;
-    let status = claim.status.as_ref()?;
-    let old = Quantity::of(status.capacity.as_ref()?.get("storage")?).ok()?.value();
-    let wanted = Quantity::of(storage).ok()?.value();
-    let state = status.allocated_resource_statuses.as_ref().and_then(|s| s.get("storage"));
-    let ours = state.is_none_or(|s| FOR_THE_NODE.contains(&s.as_str()));
-    (wanted > old && ours).then(|| Growth {
-        claim: claim.metadata.name.clone().unwrap_or_default(),
-        claim_uid: claim.metadata.uid.clone().unwrap_or_default(),
-        wanted,
-        text: storage.0.clone(),
-        old,
-    })
 }
 
 /// What `CSIDriver.spec` asks of a kubelet. None there: the driver has no such object.
@@ -219,6 +199,31 @@ impl DriverRules {
     /// A controller attaches the volume before the node may use it.
     pub fn attach_required(&self) -> bool {
         self.0.as_ref().is_none_or(|s| s.attach_required != Some(false))
+    }
+
+    /// How often the driver is asked how many volumes it can take here; None: once, and a failed attachment says nothing of that.
+    pub fn limit_period(&self) -> Option<Duration> {
+        let seconds = self.0.as_ref()?.node_allocatable_update_period_seconds?;
+        u64::try_from(seconds).ok().filter(|s| *s > 0).map(Duration::from_secs)
+    }
+
+    /// The label to mount a volume with. Only drivers that say so take it.
+    ///
+    /// # Errors
+    /// The pod's containers want different ones.
+    pub fn label<'a>(&self, volume: &'a CsiVolume) -> Result<Option<&'a str>, String> {
+        let takes = match &volume.disk {
+            Some(disk) => !matches!(disk, Disk::Local { .. }),
+            None => self.0.as_ref().is_some_and(|s| s.se_linux_mount == Some(true)),
+        };
+        let mut labels = volume.labels.iter().filter(|_| takes && !volume.block).map(String::as_str);
+        match (labels.next(), labels.next()) {
+            (first, None) => Ok(first),
+            _ => {
+                let all: Vec<&str> = volume.labels.iter().map(String::as_str).collect();
+                Err(format!("multiple SELinux labels found: {}", all.join(",")))
+            }
+        }
     }
 
     /// The driver is told of the pod.
@@ -332,6 +337,7 @@ mod tests {
     fn names() {
         // From the Go kubelet's files and objects.
         assert_eq!(unique_name("d", "h"), "kubernetes.io/csi/d^h");
+        assert_eq!(unique_name(disk::FC, "[1]:0"), "kubernetes.io/fc/[1]:0");
         assert_eq!(attachment_name("h", "d", "n"), format!("csi-{}", hex("hdn")));
         let web = pod(r#"{"containers":[{"name":"a"}]}"#);
         let inline = CsiVolume::inline(&web, "v", &CSIVolumeSource { driver: "d".into(), ..Default::default() });
@@ -348,24 +354,6 @@ mod tests {
         assert!(
             CsiVolume::claimed(&volume(r#"{"spec":{"nfs":{"path":"/","server":"s"}}}"#), &claim("{}"), false).is_none()
         );
-    }
-
-    #[test]
-    fn the_node_has_a_part_in_the_growth() {
-        for (status, want) in [
-            (r#"{"capacity":{"storage":"1Gi"}}"#, true),
-            (r#"{"capacity":{"storage":"2Gi"}}"#, false),
-            (r#"{"capacity":{"storage":"1Gi"},"allocatedResourceStatuses":{"storage":"NodeResizePending"}}"#, true),
-            (r#"{"capacity":{"storage":"1Gi"},"allocatedResourceStatuses":{"storage":"NodeResizeInfeasible"}}"#, false),
-            (
-                r#"{"capacity":{"storage":"1Gi"},"allocatedResourceStatuses":{"storage":"ControllerResizeInProgress"}}"#,
-                false,
-            ),
-        ] {
-            let c = claim(&format!(r#"{{"metadata":{{"name":"c"}},"status":{status}}}"#));
-            let got = CsiVolume::claimed(&volume(CSI), &c, false).unwrap().growth;
-            assert_eq!(got.is_some(), want, "{status}");
-        }
     }
 
     #[test]
@@ -408,6 +396,24 @@ mod tests {
     }
 
     #[test]
+    fn labels() {
+        let plain = CsiVolume::claimed(&volume(CSI), &claim("{}"), false).unwrap();
+        let with =
+            |list: &[&str]| CsiVolume { labels: list.iter().map(ToString::to_string).collect(), ..plain.clone() };
+        let takes = rules(r#"{"seLinuxMount":true}"#);
+        for (rules, volume, want) in [
+            (&takes, with(&[]), Ok(None)),
+            (&takes, with(&["a"]), Ok(Some("a"))),
+            (&takes, CsiVolume { block: true, ..with(&["a"]) }, Ok(None)),
+            (&takes, with(&["a", "b"]), Err("multiple SELinux labels found: a,b".to_owned())),
+            (&rules("{}"), with(&["a", "b"]), Ok(None)),
+            (&DriverRules::default(), with(&["a"]), Ok(None)),
+        ] {
+            assert_eq!(rules.label(&volume), want, "{rules:?}");
+        }
+    }
+
+    #[test]
     fn what_a_driver_is_told_of_the_pod() {
         let web = pod(r#"{"serviceAccountName":"sa","containers":[{"name":"a"}]}"#);
         assert!(rules("{}").pod_attributes(&web, Lifecycle::Persistent).is_empty());
@@ -418,5 +424,8 @@ mod tests {
         );
         assert!(rules("{}").attach_required() && DriverRules::default().attach_required());
         assert!(!rules(r#"{"attachRequired":false}"#).attach_required());
+        let period = |json| rules(json).limit_period();
+        assert_eq!(period(r#"{"nodeAllocatableUpdatePeriodSeconds":10}"#), Some(Duration::from_secs(10)));
+        assert_eq!((period("{}"), DriverRules::default().limit_period()), (None, None));
     }
 }

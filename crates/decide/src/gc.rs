@@ -1,4 +1,6 @@
-//! What may be thrown away: dead containers and sandboxes, pods that nobody wants, log directories, images.
+//! What may be thrown away: dead containers and sandboxes, pods that nobody wants, log directories; images ([`images`]).
+
+pub mod images;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -170,108 +172,6 @@ pub fn orphan_log_dirs<'a>(names: impl IntoIterator<Item = &'a str>, gone: &dyn 
     names.into_iter().filter(|n| log_dir_uid(n).is_some_and(|uid| gone(&uid))).collect()
 }
 
-/// An image as image collection sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageRecord {
-    /// Image id, with the runtime handler where images differ by handler.
-    pub id: String,
-    /// Bytes.
-    pub size: u64,
-    /// When this agent first saw it.
-    pub first_detected: Timestamp,
-    /// When a container last used it; None: not since it was first seen.
-    pub last_used: Option<Timestamp>,
-    /// The runtime pins it (the sandbox image).
-    pub pinned: bool,
-    /// A container uses it now.
-    pub in_use: bool,
-}
-
-impl ImageRecord {
-    /// Not used by anything, not pinned, and known for at least this long.
-    fn evictable(&self, now: Timestamp, min_age: Duration) -> bool {
-        !self.pinned && !self.in_use && older_than(now, self.first_detected, min_age).is_some()
-    }
-
-    /// Least recently used first; never used counts as oldest.
-    fn age_key(&self) -> (Option<Timestamp>, Timestamp, &str) {
-        (self.last_used, self.first_detected, &self.id)
-    }
-}
-
-/// When images are removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageGcPolicy {
-    /// `imageGCHighThresholdPercent`: from this usage on space is freed; 100 switches it off.
-    pub high_percent: u64,
-    /// `imageGCLowThresholdPercent`: down to this usage.
-    pub low_percent: u64,
-    /// `imageMinimumGCAge`.
-    pub min_age: Duration,
-    /// `imageMaximumGCAge`; zero switches it off.
-    pub max_age: Duration,
-}
-
-impl Default for ImageGcPolicy {
-    fn default() -> Self {
-        Self { high_percent: 85, low_percent: 80, min_age: Duration::from_secs(120), max_age: Duration::ZERO }
-    }
-}
-
-/// Bytes to free on the image filesystem; None while usage is below the high threshold.
-pub fn bytes_to_free(capacity: u64, available: u64, policy: &ImageGcPolicy) -> Option<u64> {
-    if capacity == 0 || policy.high_percent >= 100 {
-        return None;
-    }
-    let available = u128::from(available.min(capacity));
-    let capacity = u128::from(capacity);
-    let usage = 100 - available * 100 / capacity;
-    if usage < u128::from(policy.high_percent) {
-        return None;
-    }
-    let wanted = capacity * u128::from(100 - policy.low_percent.min(100)) / 100;
-    u64::try_from(wanted.saturating_sub(available)).ok().filter(|b| *b > 0)
-}
-
-/// Images to remove until `bytes` are free, least recently used first.
-pub fn images_to_remove<'a>(
-    images: &'a [ImageRecord],
-    bytes: u64,
-    now: Timestamp,
-    policy: &ImageGcPolicy,
-) -> Vec<&'a ImageRecord> {
-    let mut candidates: Vec<_> = images.iter().filter(|i| i.evictable(now, policy.min_age)).collect();
-    candidates.sort_by(|a, b| a.age_key().cmp(&b.age_key()));
-    let mut freed = 0u64;
-    candidates
-        .into_iter()
-        .take_while(|i| {
-            let more = freed < bytes;
-            freed = freed.saturating_add(i.size);
-            more
-        })
-        .collect()
-}
-
-/// Images that nothing used for longer than the maximum age. While the agent itself is younger than that it cannot know.
-pub fn images_too_old<'a>(
-    images: &'a [ImageRecord],
-    agent_started: Timestamp,
-    now: Timestamp,
-    policy: &ImageGcPolicy,
-) -> Vec<&'a ImageRecord> {
-    let max = SignedDuration::try_from(policy.max_age).unwrap_or(SignedDuration::MAX);
-    if max.is_zero() || now.duration_since(agent_started) <= max {
-        return Vec::new();
-    }
-    images
-        .iter()
-        .filter(|i| {
-            i.evictable(now, policy.min_age) && now.duration_since(i.last_used.unwrap_or(i.first_detected)) > max
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -372,58 +272,6 @@ mod tests {
         assert_eq!(orphan_log_dirs(names, &|uid| uid.as_str() == "uid-2"), ["ns_web_uid-2"]);
         assert_eq!(log_dir_uid("stray"), None);
         assert_eq!(log_dir_uid("a_b"), None);
-    }
-
-    fn image(id: &str, size: u64, first: i64, used: Option<i64>) -> ImageRecord {
-        ImageRecord {
-            id: id.into(),
-            size,
-            first_detected: at(first),
-            last_used: used.map(at),
-            pinned: false,
-            in_use: false,
-        }
-    }
-
-    fn names<'a>(images: &[&'a ImageRecord]) -> Vec<&'a str> {
-        images.iter().map(|i| i.id.as_str()).collect()
-    }
-
-    #[test]
-    fn how_much_to_free() {
-        let policy = ImageGcPolicy::default();
-        assert_eq!(bytes_to_free(1000, 160, &policy), None);
-        // Usage is a whole number of percent, rounded up.
-        assert_eq!(bytes_to_free(1000, 159, &policy), Some(41));
-        assert_eq!(bytes_to_free(1000, 150, &policy), Some(50));
-        assert_eq!(bytes_to_free(1000, 0, &policy), Some(200));
-        assert_eq!(bytes_to_free(0, 0, &policy), None);
-        assert_eq!(bytes_to_free(1000, 0, &ImageGcPolicy { high_percent: 100, ..policy }), None);
-        assert_eq!(bytes_to_free(1000, 2000, &policy), None);
-    }
-
-    #[test]
-    fn least_recently_used_images_go_first() {
-        let policy = ImageGcPolicy::default();
-        let mut images = vec![
-            image("used-late", 10, 0, Some(500)),
-            image("used-early", 10, 0, Some(100)),
-            image("never-used", 10, 1, None),
-            image("young", 10, 950, None),
-            image("pinned", 10, 0, None),
-            image("busy", 10, 0, Some(100)),
-        ];
-        images[4].pinned = true;
-        images[5].in_use = true;
-        let of = |bytes| names(&images_to_remove(&images, bytes, at(1000), &policy));
-        assert_eq!(of(1), ["never-used"]);
-        assert_eq!(of(11), ["never-used", "used-early"]);
-        assert_eq!(of(1000), ["never-used", "used-early", "used-late"]);
-        assert_eq!(of(0), [""; 0]);
-        let old = ImageGcPolicy { max_age: Duration::from_secs(600), ..policy };
-        assert_eq!(names(&images_too_old(&images, at(0), at(1000), &old)), ["used-early", "never-used"]);
-        assert_eq!(images_too_old(&images, at(500), at(1000), &old).len(), 0, "the agent is too young to know");
-        assert_eq!(images_too_old(&images, at(0), at(1000), &policy).len(), 0);
     }
 
     proptest! {

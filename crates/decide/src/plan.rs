@@ -16,6 +16,7 @@
 
 mod apps;
 mod init;
+mod resize;
 mod sandbox;
 
 #[cfg(test)]
@@ -28,11 +29,13 @@ mod walk;
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use model::allocation::PodAllocation;
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::plan::{Kill, KillReason, Plan, SandboxStep, Start, Waiting};
 use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
 
 use crate::backoff::Backoffs;
+use crate::resize::ResizeRules;
 use crate::restart::{self, RestartGates};
 use crate::text::go_duration;
 
@@ -76,6 +79,19 @@ pub struct PlanInput<'a> {
     pub gates: RestartGates,
     /// The hash of (image, name) that is written into containers.
     pub container_hash: &'a dyn Fn(&str, &str) -> u32,
+    /// What the pod has; None: nothing is to be resized.
+    pub has: Option<Has<'a>>,
+}
+
+/// The resources that a pod has.
+#[derive(Clone, Copy, Debug)]
+pub struct Has<'a> {
+    /// What its containers were last given. Every running one is among them.
+    pub actuated: &'a PodAllocation,
+    /// Its cgroup has other settings than it should.
+    pub cgroup_differs: bool,
+    /// What this node can resize.
+    pub rules: ResizeRules,
 }
 
 /// When the newest exited container of this name ended: the start of its back-off. A container without end time ended when it was
@@ -129,6 +145,8 @@ struct Round<'a> {
     plan: Plan,
     killed: BTreeSet<&'a str>,
     pruned: BTreeSet<&'a str>,
+    /// Nothing of the pod is to run any more.
+    ended: bool,
 }
 
 impl<'a> Round<'a> {
@@ -138,11 +156,12 @@ impl<'a> Round<'a> {
             kill: Vec::new(),
             prune: Vec::new(),
             sandbox: SandboxStep::None,
+            resize: None,
             start: Vec::new(),
             waiting: Vec::new(),
             wake_at: None,
         };
-        Self { input, current: None, plan, killed: BTreeSet::new(), pruned: BTreeSet::new() }
+        Self { input, current: None, plan, killed: BTreeSet::new(), pruned: BTreeSet::new(), ended: false }
     }
 
     /// The newest container of this name in the sandbox that is kept.
@@ -215,6 +234,8 @@ impl<'a> Round<'a> {
         self.plan.start.clear();
         self.plan.prune.clear();
         self.plan.waiting.clear();
+        self.plan.resize = None;
+        self.ended = true;
         if self.plan.kill.is_empty() {
             self.plan.kill_pod = self.input.observed.anything_alive();
             self.plan.sandbox = SandboxStep::None;
@@ -301,6 +322,7 @@ impl<'a> Round<'a> {
     }
 
     fn finish(mut self) -> Plan {
+        self.resize_pod();
         self.plan.wake_at = self.plan.waiting.iter().filter_map(|w| w.until).min();
         self.plan
     }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
+use model::allocation::PodAllocation;
 use model::api::{ContainerStatus, HostIP, PodCondition, PodIP, PodStatus, Time};
 use model::observed::ObservedPod;
 use model::pod::{ContainerKind, DesiredPod};
@@ -74,6 +75,8 @@ pub struct StatusInput<'a> {
     pub host_ips: &'a [IpAddr],
     /// QoS class.
     pub qos_class: &'a str,
+    /// What the pod's containers were last given, as far as that is recorded.
+    pub actuated: Option<&'a PodAllocation>,
     /// Resources of the pod as a whole, when they are shown.
     pub pod_resources: Option<&'a PodResources>,
     /// True when everything was stopped for good: what ended counts as ended whatever the restart policy says.

@@ -39,6 +39,8 @@ pub struct DesiredVolume {
     pub one_pod: bool,
     /// It is staged before it is published; else (inline volumes) published only.
     pub staged: bool,
+    /// It stands on the node in another form than pods want (another SELinux label): it is staged anew once no pod has it.
+    pub restage: bool,
 }
 
 /// What stands of the volume.
@@ -100,6 +102,9 @@ pub fn next(desired: &DesiredVolume, actual: &ActualVolume, held: &BTreeSet<Subj
         let undo = actual.pods.is_empty() && actual.device != Stand::Absent && device_free;
         return undo.then_some(Step::Unstage);
     }
+    if desired.restage && desired.staged && actual.device != Stand::Absent && actual.pods.is_empty() {
+        return device_free.then_some(Step::Unstage);
+    }
     if desired.staged && actual.device != Stand::Done {
         return match (device_free, actual.attached) {
             (false, _) => None,
@@ -151,6 +156,7 @@ mod tests {
         let inline = DesiredVolume { staged: false, ..desired(&[1]) };
         let single = DesiredVolume { one_pod: true, ..desired(&[1, 2]) };
         let grown = DesiredVolume { expand: true, ..desired(&[1]) };
+        let other = DesiredVolume { restage: true, ..desired(&[1]) };
         let again = DesiredVolume { remount: [uid(1)].into(), ..desired(&[1]) };
         for (what, desired, actual, held, want) in [
             ("nothing", desired(&[]), actual(Absent, &[]), &none, None),
@@ -173,6 +179,9 @@ mod tests {
             ("first of them", single, actual(Done, &[]), &none, Some(Step::Publish(uid(1)))),
             ("grown", grown.clone(), actual(Done, &[(1, Done)]), &none, Some(Step::Expand)),
             ("grown, mount first", grown, actual(Done, &[]), &none, Some(Step::Publish(uid(1)))),
+            ("another form", other.clone(), actual(Done, &[]), &none, Some(Step::Unstage)),
+            ("another form, in use", other.clone(), actual(Done, &[(1, Done)]), &none, None),
+            ("another form, nothing yet", other, actual(Absent, &[]), &none, Some(Step::Stage)),
             ("again", again, actual(Done, &[(1, Done)]), &none, Some(Step::Publish(uid(1)))),
         ] {
             assert_eq!(next(&desired, &actual, held), want, "{what}");
@@ -200,6 +209,7 @@ mod tests {
         Want(u8),
         Unwant(u8),
         Remount(u8),
+        Restage,
         Grow,
         Attach(bool),
         Work(Fate),
@@ -216,6 +226,7 @@ mod tests {
             2 => (0..3u8).prop_map(Move::Want),
             2 => (0..3u8).prop_map(Move::Unwant),
             1 => (0..3u8).prop_map(Move::Remount),
+            1 => Just(Move::Restage),
             1 => Just(Move::Grow),
             1 => any::<bool>().prop_map(Move::Attach),
             8 => fate.prop_map(Move::Work),
@@ -286,7 +297,10 @@ mod tests {
                 Step::Unpublish(uid) => {
                     known.pods.insert(uid.clone(), Stand::Uncertain);
                 }
-                Step::Unstage if made == Stand::Done => known.device = Stand::Absent,
+                Step::Unstage if made == Stand::Done => {
+                    known.device = Stand::Absent;
+                    self.wanted.restage = false;
+                }
                 Step::Unstage => known.device = Stand::Uncertain,
                 Step::Expand => self.wanted.expand &= made != Stand::Done,
                 Step::AwaitAttachment => {}
@@ -329,6 +343,7 @@ mod tests {
                     Move::Unwant(n) => { run.wanted.pods.remove(&uid(n)); run.wanted.remount.remove(&uid(n)); }
                     Move::Remount(n) if run.wanted.pods.contains(&uid(n)) => { run.wanted.remount.insert(uid(n)); }
                     Move::Remount(_) => {}
+                    Move::Restage => run.wanted.restage = true,
                     Move::Grow => run.wanted.expand = true,
                     Move::Attach(yes) => run.known.attached = yes,
                     Move::Work(fate) => { run.work(fate)?; }

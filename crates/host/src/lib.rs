@@ -4,9 +4,11 @@
 //! assumes where `/proc` or `/sys/fs/cgroup` stand; roots are parameters, so that fixture trees can stand in for them.
 
 pub mod cgroup;
+pub mod disk;
 pub mod error;
 pub mod fsx;
 pub mod kmsg;
+pub mod logind;
 pub mod logs;
 pub mod memory;
 pub mod mount;
@@ -14,6 +16,7 @@ pub mod mount_tool;
 pub mod proc;
 mod ready;
 pub mod safe_path;
+pub mod small_files;
 pub mod subpath;
 pub mod sysd;
 pub mod watch;

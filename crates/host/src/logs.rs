@@ -180,8 +180,8 @@ pub struct DeadLink {
     pub container_id: Option<String>,
 }
 
-/// Links in this directory that lead nowhere. While a container's log is being rotated its link is dead for a moment, so the caller asks
-/// the runtime whether the container runs before it removes one.
+/// Links in this directory that lead nowhere and never will. While a container's log is being rotated its link is dead for a moment; then the rotated
+/// log is there.
 ///
 /// # Errors
 /// The directory is there but cannot be read.
@@ -193,7 +193,11 @@ pub fn dead_links(dir: &Path) -> Result<Vec<DeadLink>> {
         let link = entry.path();
         let is_log = link.extension().is_some_and(|e| e == "log");
         let leads_nowhere = || std::fs::metadata(&link).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-        if is_log && entry.file_type().is_ok_and(|t| t.is_symlink()) && leads_nowhere() {
+        let rotated = || {
+            let target = std::fs::read_link(&link).ok();
+            target.is_some_and(|log| siblings(&log, ".").is_ok_and(|others| !others.is_empty()))
+        };
+        if is_log && entry.file_type().is_ok_and(|t| t.is_symlink()) && leads_nowhere() && !rotated() {
             let stem = link.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
             let id = stem.rsplit_once('-').map(|(_, id)| id.to_owned()).filter(|id| !id.is_empty());
             dead.push(DeadLink { link, container_id: id });
@@ -412,7 +416,9 @@ mod tests {
         assert!(link_for_agents(&log, &link).unwrap());
         assert!(link_for_agents(&log, &link).unwrap());
         assert!(dead_links(d).unwrap().is_empty());
-        std::fs::remove_file(&log).unwrap();
+        std::fs::rename(&log, d.join("0.log.20260101-000000")).unwrap();
+        assert!(dead_links(d).unwrap().is_empty(), "it is being rotated");
+        std::fs::remove_file(d.join("0.log.20260101-000000")).unwrap();
         assert_eq!(dead_links(d).unwrap(), [DeadLink { link: link.clone(), container_id: Some("abc123".into()) }]);
         let next = put(d, "1.log", "next");
         assert!(link_for_agents(&next, &link).unwrap());

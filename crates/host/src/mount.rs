@@ -39,6 +39,13 @@ pub struct MountEntry {
     pub super_options: Vec<String>,
 }
 
+impl MountEntry {
+    /// Its files can have SELinux labels of their own.
+    pub fn has_labels(&self) -> bool {
+        self.super_options.iter().chain(&self.options).any(|o| o == "seclabel")
+    }
+}
+
 /// The mounts that this process sees, in mount order.
 #[derive(Clone, Debug, Default)]
 pub struct MountTable(pub Vec<MountEntry>);

@@ -4,20 +4,12 @@
 
 use std::collections::BTreeMap;
 
+pub use model::allocation::PodAllocation;
 use model::api::{self, ResourceRequirements};
 use model::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 
 use crate::hash::{go_json_string, string_checksum};
-
-/// What one pod was given.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PodAllocation {
-    /// By container name; init containers too, ephemeral ones not.
-    pub containers: BTreeMap<String, ResourceRequirements>,
-    /// `spec.resources`, when the pod has them.
-    pub pod_level: Option<ResourceRequirements>,
-}
 
 /// Allocations by pod UID.
 pub type Allocations = BTreeMap<String, PodAllocation>;
@@ -103,8 +95,8 @@ fn object(members: impl Iterator<Item = String>) -> String {
     format!("{{{}}}", members.collect::<Vec<_>>().join(","))
 }
 
-/// Limits, requests, claims; what is empty is left out.
-fn requirements(r: &ResourceRequirements) -> String {
+/// Go's JSON of resources: limits, requests, claims; what is empty is left out.
+pub fn requirements(r: &ResourceRequirements) -> String {
     let list = |list: &BTreeMap<String, api::Quantity>| {
         object(list.iter().map(|(name, q)| {
             let text = Quantity::of(q).map_or_else(|_| q.0.clone(), |q| q.to_string());

@@ -3,6 +3,7 @@
 //! Nothing here acts, waits or reads a clock. Desired state ([`pod::DesiredPod`]) and observed state
 //! ([`observed::ObservedPod`]) are different types on purpose: no room may read one where it means the other.
 
+pub mod allocation;
 pub mod cgroup;
 pub mod observed;
 pub mod plan;

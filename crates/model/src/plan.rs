@@ -23,6 +23,8 @@ pub enum KillReason {
     PostStartHook,
     /// A restart rule restarts the whole pod.
     RestartAllContainers,
+    /// It gets other resources, and its `resizePolicy` asks for a restart.
+    Resize,
     /// The pod is ending.
     PodEnding,
 }
@@ -85,6 +87,44 @@ pub struct Waiting {
     pub until: Option<Timestamp>,
 }
 
+/// CPU (in thousandths) and memory (in bytes) of a container; 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// `requests.cpu`.
+    pub cpu_request: i64,
+    /// `limits.cpu`.
+    pub cpu_limit: i64,
+    /// `requests.memory`.
+    pub memory_request: i64,
+    /// `limits.memory`.
+    pub memory_limit: i64,
+}
+
+/// Give a running container other resources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// CRI id.
+    pub id: String,
+    /// Container name.
+    pub name: String,
+    /// What it has.
+    pub from: Sizes,
+    /// What it is to have.
+    pub to: Sizes,
+}
+
+/// Resources that change while the pod runs. First memory, then CPU; of each the pod's cgroup before its containers where it grows, after them where
+/// it shrinks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resize {
+    /// Containers whose memory changes: those that get less come first.
+    pub memory: Vec<Update>,
+    /// Containers whose CPU changes: those that get less come first.
+    pub cpu: Vec<Update>,
+    /// The pod's own cgroup, or its own resources, change.
+    pub pod: bool,
+}
+
 /// The next round for one pod. Stages run in the order of the fields; an error in one stage ends the round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -96,6 +136,8 @@ pub struct Plan {
     pub prune: Vec<String>,
     /// What happens to the sandbox.
     pub sandbox: SandboxStep,
+    /// Resources that change. A failure here does not keep containers from being started.
+    pub resize: Option<Resize>,
     /// Containers to start, one after the other, in this order: ephemeral, the next init or sidecars, apps. A failed ephemeral or app
     /// start does not stop the ones after it; a failed init or sidecar start ends the round.
     pub start: Vec<Start>,
@@ -111,6 +153,7 @@ impl Plan {
         !self.kill_pod
             && self.kill.is_empty()
             && self.prune.is_empty()
+            && self.resize.is_none()
             && self.start.is_empty()
             && !matches!(self.sandbox, SandboxStep::Create { .. })
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::allocation::{PodAllocation, ResizeState, same_requirements};
 use crate::api::{Container, EphemeralContainer, ObjectMeta, Pod, PodSpec, PodStatus};
 
 /// A pod's UID. Static pods have 32 hex digits, API pods an RFC 4122 UUID; both are opaque here.
@@ -107,6 +108,7 @@ struct Inner {
     spec: PodSpec,
     /// Ephemeral containers as ordinary ones, so that readers need one type.
     ephemeral: Vec<Container>,
+    resize: ResizeState,
 }
 
 impl fmt::Debug for DesiredPod {
@@ -147,7 +149,7 @@ impl DesiredPod {
         };
         let spec = pod.spec.take().ok_or(MissingField("spec"))?;
         let ephemeral = spec.ephemeral_containers.iter().flatten().map(common).collect();
-        Ok(Self(Arc::new(Inner { uid, source, pod, spec, ephemeral })))
+        Ok(Self(Arc::new(Inner { uid, source, pod, spec, ephemeral, resize: ResizeState::default() })))
     }
 
     /// `metadata.uid`.
@@ -270,6 +272,46 @@ impl DesiredPod {
     /// `spec.ephemeralContainers[index].targetContainerName`.
     pub fn ephemeral_target(&self, index: usize) -> Option<&str> {
         self.0.spec.ephemeral_containers.as_ref()?.get(index)?.target_container_name.as_deref()
+    }
+
+    /// How the pod's wish for other resources stands. Empty in the form that a source gives.
+    pub fn resize(&self) -> &ResizeState {
+        &self.0.resize
+    }
+
+    /// True when the pod asks for other resources than these. Containers that the allocation does not name have what they ask for.
+    pub fn asks_other_than(&self, given: &PodAllocation) -> bool {
+        let spec = self.spec();
+        let differs = |c: &Container| {
+            given
+                .containers
+                .get(&c.name)
+                .is_some_and(|g| !same_requirements(g, c.resources.as_ref().unwrap_or(&Default::default())))
+        };
+        let level = |r: Option<&crate::api::ResourceRequirements>| r.cloned().unwrap_or_default();
+        !same_requirements(&level(spec.resources.as_ref()), &level(given.pod_level.as_ref()))
+            || spec.init_containers.iter().flatten().chain(&spec.containers).any(differs)
+    }
+
+    /// The pod with what it was given in place of what it asks for: the form in which it runs.
+    #[must_use]
+    pub fn given(&self, given: &PodAllocation, resize: ResizeState) -> Self {
+        let differs = self.asks_other_than(given);
+        if !differs && resize == self.0.resize {
+            return self.clone();
+        }
+        let mut spec = self.0.spec.clone();
+        if differs {
+            spec.resources.clone_from(&given.pod_level);
+            for c in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+                if let Some(resources) = given.containers.get(&c.name) {
+                    c.resources = Some(resources.clone());
+                }
+            }
+        }
+        let inner = &*self.0;
+        let (uid, source, pod) = (inner.uid.clone(), inner.source, inner.pod.clone());
+        Self(Arc::new(Inner { uid, source, pod, spec, ephemeral: inner.ephemeral.clone(), resize }))
     }
 
     /// True when `other` asks for the same: same labels, annotations (but for [`LOCAL_ANNOTATIONS`]), spec and deletion.

@@ -29,6 +29,8 @@ pub enum StepKind {
     Start,
     /// A postStart hook.
     PostStart,
+    /// Running containers, or the pod, get other resources.
+    Resize,
     /// A container is stopped.
     Stop,
     /// A sandbox is stopped.

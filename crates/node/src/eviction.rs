@@ -93,16 +93,6 @@ impl Admission for AdmitHandle {
     }
 }
 
-/// A node that gives nothing back.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NothingToReclaim;
-
-#[async_trait]
-impl NodeReclaim for NothingToReclaim {
-    async fn reclaim_containers(&self) {}
-    async fn reclaim_images(&self) {}
-}
-
 /// What is configured (KubeletConfiguration).
 #[derive(Clone, Debug, Default)]
 pub struct EvictionConfig {
@@ -151,15 +141,10 @@ pub struct EvictionPorts {
     pub registry: Arc<Registry>,
     /// Events about pods.
     pub events: Events,
+    /// Events about the node.
+    pub node_events: Arc<dyn NodeEvents>,
     /// Figures about this process.
     pub metrics: Arc<Metrics>,
-}
-
-/// Events of a node that nobody listens to: without an API server.
-struct Unheard;
-
-impl NodeEvents for Unheard {
-    fn event(&self, _: &NodeEvent) {}
 }
 
 /// See the module.
@@ -176,7 +161,6 @@ pub struct Eviction {
     asked: HashMap<PodUid, Asked>,
     /// The disks cannot be told apart, for a reason that was logged.
     failing: Option<String>,
-    node_events: Arc<dyn NodeEvents>,
 }
 
 /// A pod that was asked to end.
@@ -213,7 +197,6 @@ impl Eviction {
             pressures: watch::Sender::default(),
             asked: HashMap::new(),
             failing: None,
-            node_events: Arc::new(Unheard),
         };
         new.look().await;
         Ok(new)
@@ -222,12 +205,6 @@ impl Eviction {
     /// What the node is short of, from now on.
     pub fn pressures(&self) -> watch::Receiver<Pressures> {
         self.pressures.subscribe()
-    }
-
-    /// Where events about the node go; without it nobody hears them.
-    #[must_use]
-    pub fn with_node_events(self, node_events: Arc<dyn NodeEvents>) -> Self {
-        Self { node_events, ..self }
     }
 
     /// Watches until it is dropped. `ends`: who ends pods.
@@ -353,7 +330,7 @@ impl Eviction {
             return Some(uid);
         }
         info!(resource = resource.as_str(), signal = signal.as_str(), "Eviction manager: attempting to reclaim");
-        self.node_events.event(&NodeEvent::eviction_threshold_met(eviction::reclaiming(resource)));
+        self.ports.node_events.event(&NodeEvent::eviction_threshold_met(eviction::reclaiming(resource)));
         let reclaim = disks.reclaim(signal);
         if !reclaim.is_empty() && self.reclaim(reclaim).await {
             info!(

@@ -10,14 +10,19 @@
 //!
 //! What is written is decided in [`decide::node`]; here it is read, timed and sent. Only this crate writes the Node. Idle, the node costs
 //! one PUT of the lease and one comparison every 10 s.
+//!
+//! Beside it, what protects the node, with an API server or without: the collection of images ([`images`]), and
+//! the node's graceful shutdown ([`shutdown`]).
 
 mod csi_node;
 pub mod eviction;
+pub mod images;
 mod keeper;
 mod lease;
 mod object;
 mod registration;
 mod runtime;
+pub mod shutdown;
 mod status;
 
 #[cfg(test)]
@@ -63,6 +68,14 @@ pub struct NodeConfig {
 pub trait NodeEvents: Send + Sync {
     /// Tells one; never waits.
     fn event(&self, event: &NodeEvent);
+}
+
+/// Events of a node that nobody hears of: without an API server they are in the log alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoEvents;
+
+impl NodeEvents for NoEvents {
+    fn event(&self, _: &NodeEvent) {}
 }
 
 /// Finds the node's addresses. May block as long as a resolver does: it runs on a thread for that.

@@ -3,23 +3,33 @@
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queue: 64 requests; the dispatcher waits for answers, workers do not. A batch of admissions costs one
 //! checkpoint write. A checkpoint that cannot be written is logged and written with the next change: admission goes by the ledger in memory.
 //!
-//! The `allocated` checkpoint holds what each pod was admitted with, the `actuated` one what its containers were created with; both have
-//! the Go kubelet's names and format, so that either agent can take over.
+//! A pod that asks for other resources than it was given keeps a wish here ([`resize`]). Wishes are looked at when the dispatcher says so: at the wish, when
+//! room became free ([`AdmitHandle::freed`]), and from time to time.
+//!
+//! The `allocated` checkpoint holds what each pod was given, at its admission or by a resize, the `actuated` one what its containers last got; both
+//! have the Go kubelet's names and format, so that either agent can take over.
+
+mod resize;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::admission::{Admitted, Ledger, NodeFacts, Refusal, Rules};
+use decide::admission::{Admitted, Amounts, Ledger, NodeFacts, Refusal, Rules};
+use decide::resize::{allocation_of, stored_pending};
 use decide::resources::ResourceList;
-use manifest::checkpoint::{self, PodAllocation};
-use model::api::{Node, ResourceRequirements, Taint};
-use model::pod::{ContainerKind, DesiredPod, PodUid};
+use jiff::Timestamp;
+use manifest::checkpoint;
+use model::allocation::{PodAllocation, ResizeState};
+use model::api::{Node, Taint};
+use model::pod::{DesiredPod, PodUid};
 use model::quantity::Quantity;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::warn;
 
+use self::resize::Wish;
+pub use self::resize::{Change, Outcome, Resized};
 use crate::ports::{HostResult, PodHost, Tasks};
 
 /// File name of the allocated checkpoint under the root directory.
@@ -32,8 +42,15 @@ const ACTUATED_DELAY: Duration = Duration::from_millis(200);
 enum Request {
     Node(Box<Seen>),
     Pressures(Vec<String>),
-    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Verdict>>),
-    Actuated(PodUid, String, Box<ResourceRequirements>),
+    ShuttingDown(bool),
+    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<Admission, Refusal>>>),
+    Wish(DesiredPod, Timestamp, oneshot::Sender<Resized>),
+    AddWish(DesiredPod),
+    RenewWish(DesiredPod),
+    DropWish(PodUid),
+    Retry(Timestamp, &'static str, oneshot::Sender<Resized>),
+    Actuated(PodUid, Box<PodAllocation>, Option<oneshot::Sender<()>>),
+    Settled(DesiredPod),
     Ended(PodUid),
     Release(PodUid),
     Retain(BTreeSet<PodUid>),
@@ -46,28 +63,78 @@ struct Seen {
     allocatable: ResourceList,
 }
 
-/// What becomes of a pod.
-pub type Verdict = Result<Admitted, Refusal>;
+/// A pod that may run, and with what.
+#[derive(Clone, Debug, Default)]
+pub struct Admission {
+    /// What it was given.
+    pub allocation: Arc<PodAllocation>,
+    /// What its containers last got, from an earlier agent.
+    pub actuated: PodAllocation,
+    /// How its wish for other resources stands.
+    pub resize: ResizeState,
+    /// It asks for other resources than it was given.
+    pub wishes: bool,
+    /// Pods that must be ended to make room for it, as `Preempting`.
+    pub preempt: Vec<PodUid>,
+    /// The first resource of which there was not enough; empty: there was of all.
+    pub lacked: String,
+}
 
 /// The way to the ledger's owner.
 #[derive(Clone)]
-pub struct AdmitHandle(mpsc::Sender<Request>);
+pub struct AdmitHandle {
+    requests: mpsc::Sender<Request>,
+    freed: Arc<Notify>,
+}
 
 impl AdmitHandle {
     /// Admits pods in this order; one verdict each. When the owner is gone (the agent stops), every pod is refused.
-    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Verdict> {
+    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Result<Admission, Refusal>> {
         let count = pods.len();
         let (reply, answer) = oneshot::channel();
-        let sent = self.0.send(Request::Admit(pods, reply)).await;
+        let sent = self.requests.send(Request::Admit(pods, reply)).await;
         match (sent, answer.await) {
             (Ok(()), Ok(verdicts)) => verdicts,
             _ => {
-                vec![
-                    Err(Refusal { reason: "UnexpectedAdmissionError".into(), message: "the agent is stopping".into() });
-                    count
-                ]
+                let gone =
+                    Refusal { reason: "UnexpectedAdmissionError".into(), message: "the agent is stopping".into() };
+                vec![Err(gone); count]
             }
         }
+    }
+
+    /// The pod asks for other resources than it was given: its wish and all others are looked at.
+    pub async fn wish(&self, pod: DesiredPod, now: Timestamp) -> Resized {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.requests.send(Request::Wish(pod, now, reply)).await;
+        answer.await.unwrap_or_default()
+    }
+
+    /// The same, but nothing is looked at yet.
+    pub async fn add_wish(&self, pod: DesiredPod) {
+        let _ = self.requests.send(Request::AddWish(pod)).await;
+    }
+
+    /// The newest form of a pod whose wish stands.
+    pub async fn renew_wish(&self, pod: DesiredPod) {
+        let _ = self.requests.send(Request::RenewWish(pod)).await;
+    }
+
+    /// The pod wants nothing else any more.
+    pub async fn drop_wish(&self, uid: &PodUid) {
+        let _ = self.requests.send(Request::DropWish(uid.clone())).await;
+    }
+
+    /// Looks at all wishes again; `trigger` is why (label `retry_trigger`), unless room became free.
+    pub async fn retry(&self, now: Timestamp, trigger: &'static str) -> Resized {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.requests.send(Request::Retry(now, trigger, reply)).await;
+        answer.await.unwrap_or_default()
+    }
+
+    /// Returns when room became free while wishes wait for some.
+    pub async fn freed(&self) {
+        self.freed.notified().await;
     }
 
     /// From now on the node is as its object at the API server says: others may have labelled or tainted it, or given it resources.
@@ -81,32 +148,49 @@ impl AdmitHandle {
                 .filter_map(|(name, q)| Some((name.clone(), Quantity::of(q).ok()?)))
                 .collect(),
         };
-        let _ = self.0.send(Request::Node(Box::new(seen))).await;
+        let _ = self.requests.send(Request::Node(Box::new(seen))).await;
     }
 
     /// From now on the node is under these pressures (`MemoryPressure`, …), in any order.
     pub async fn pressures(&self, pressures: Vec<String>) {
-        let _ = self.0.send(Request::Pressures(pressures)).await;
+        let _ = self.requests.send(Request::Pressures(pressures)).await;
     }
 
-    /// Notes the resources that a container was created with.
-    pub async fn actuated(&self, uid: &PodUid, container: &str, resources: ResourceRequirements) {
-        let _ = self.0.send(Request::Actuated(uid.clone(), container.to_owned(), Box::new(resources))).await;
+    /// While the node shuts down no pod is admitted.
+    pub async fn shutting_down(&self, now: bool) {
+        let _ = self.requests.send(Request::ShuttingDown(now)).await;
+    }
+
+    /// Notes what the pod's containers, and the pod itself, have.
+    pub async fn actuated(&self, uid: &PodUid, has: PodAllocation) {
+        let _ = self.requests.send(Request::Actuated(uid.clone(), Box::new(has), None)).await;
+    }
+
+    /// [`AdmitHandle::actuated`], and returns when it is on the disk (or the disk refused): for what must not be done twice.
+    pub async fn actuated_for_good(&self, uid: &PodUid, has: PodAllocation) {
+        let (reply, written) = oneshot::channel();
+        let _ = self.requests.send(Request::Actuated(uid.clone(), Box::new(has), Some(reply))).await;
+        let _ = written.await;
+    }
+
+    /// The pod has what it was given, and no more. `pod`: in the form in which it runs.
+    pub async fn settled(&self, pod: DesiredPod) {
+        let _ = self.requests.send(Request::Settled(pod)).await;
     }
 
     /// The pod can run nothing any more: it uses no room, though its source still holds it.
     pub async fn ended(&self, uid: &PodUid) {
-        let _ = self.0.send(Request::Ended(uid.clone())).await;
+        let _ = self.requests.send(Request::Ended(uid.clone())).await;
     }
 
     /// Forgets the allocations of pods that are not among these: they went while no agent was there to see it.
     pub async fn retain(&self, known: BTreeSet<PodUid>) {
-        let _ = self.0.send(Request::Retain(known)).await;
+        let _ = self.requests.send(Request::Retain(known)).await;
     }
 
     /// The pod is gone: its room is free and its allocation forgotten.
     pub async fn release(&self, uid: PodUid) {
-        let _ = self.0.send(Request::Release(uid)).await;
+        let _ = self.requests.send(Request::Release(uid)).await;
     }
 }
 
@@ -150,6 +234,11 @@ struct Admitter {
     actuated: BTreeMap<String, PodAllocation>,
     allocated_dirty: bool,
     actuated_dirty: bool,
+    /// Pods that ask for other resources than they were given.
+    wishes: BTreeMap<PodUid, Wish>,
+    /// Why room became free since the wishes were last looked at.
+    room: Option<&'static str>,
+    freed: Arc<Notify>,
 }
 
 /// Starts the owner of the ledger.
@@ -162,6 +251,7 @@ pub fn start(
     tasks: &Tasks,
 ) -> AdmitHandle {
     let (tx, rx) = mpsc::channel(64);
+    let freed = Arc::new(Notify::new());
     let admitter = Admitter {
         ledger: Ledger::default(),
         node,
@@ -172,10 +262,13 @@ pub fn start(
         actuated: restored.actuated,
         allocated_dirty: false,
         actuated_dirty: false,
+        wishes: BTreeMap::new(),
+        room: None,
+        freed: freed.clone(),
     };
     let stop = tasks.stop().clone();
     tasks.spawn(async move { admitter.run(rx, stop).await });
-    AdmitHandle(tx)
+    AdmitHandle { requests: tx, freed }
 }
 
 impl Admitter {
@@ -199,12 +292,7 @@ impl Admitter {
             Request::Admit(pods, reply) => {
                 let mut verdicts = Vec::with_capacity(pods.len());
                 for pod in &pods {
-                    let verdict = self.ledger.admit(pod, &self.node, &self.rules);
-                    if verdict.is_ok() {
-                        self.allocated.insert(pod.uid().to_string(), allocation(pod));
-                        self.allocated_dirty = true;
-                    }
-                    verdicts.push(verdict);
+                    verdicts.push(self.admit(pod));
                 }
                 // Written before the worker may act on it.
                 self.save().await;
@@ -216,17 +304,41 @@ impl Admitter {
                 // What the object does not tell yet is as this host found it.
                 self.node.allocatable.extend(seen.allocatable);
             }
+            Request::AddWish(pod) => self.wish(pod),
+            Request::RenewWish(pod) => {
+                if let Some(wish) = self.wishes.get_mut(pod.uid()) {
+                    wish.pod = pod;
+                }
+            }
+            Request::Wish(pod, now, reply) => {
+                self.wish(pod);
+                self.look_at_wishes(now, "pod_updated", reply).await;
+            }
+            Request::DropWish(uid) => {
+                self.wishes.remove(&uid);
+            }
+            Request::Retry(now, trigger, reply) => {
+                let trigger = self.room.take().unwrap_or(trigger);
+                self.look_at_wishes(now, trigger, reply).await;
+            }
+            Request::Actuated(uid, has, reply) => {
+                self.actuated_dirty |= self.actuated.get(uid.as_str()) != Some(&*has);
+                self.actuated.insert(uid.to_string(), *has);
+                if let Some(reply) = reply {
+                    self.save().await;
+                    let _ = reply.send(());
+                }
+            }
+            Request::Settled(pod) => {
+                if self.ledger.settle(&pod, self.rules.pod_level_resources) {
+                    self.room_is_free("pod_resized");
+                }
+            }
             Request::Pressures(mut pressures) => {
                 pressures.sort();
                 self.node.pressures = pressures;
             }
-            Request::Actuated(uid, container, resources) => {
-                let level = self.allocated.get(uid.as_str()).and_then(|pod| pod.pod_level.clone());
-                let pod = self.actuated.entry(uid.to_string()).or_default();
-                pod.pod_level = level;
-                pod.containers.insert(container, *resources);
-                self.actuated_dirty = true;
-            }
+            Request::ShuttingDown(now) => self.rules.shutting_down = now,
             Request::Retain(known) => {
                 for (allocations, dirty) in
                     [(&mut self.allocated, &mut self.allocated_dirty), (&mut self.actuated, &mut self.actuated_dirty)]
@@ -236,13 +348,57 @@ impl Admitter {
                     *dirty |= allocations.len() != before;
                 }
             }
-            Request::Ended(uid) => self.ledger.release(&uid),
+            Request::Ended(uid) => {
+                self.wishes.remove(&uid);
+                if self.ledger.holds(&uid) {
+                    self.ledger.release(&uid);
+                    self.room_is_free("pod_terminated");
+                }
+            }
             Request::Release(uid) => {
+                self.wishes.remove(&uid);
                 self.ledger.release(&uid);
+                self.room_is_free("pods_removed");
                 self.allocated_dirty |= self.allocated.remove(uid.as_str()).is_some();
                 self.actuated_dirty |= self.actuated.remove(uid.as_str()).is_some();
             }
         }
+    }
+
+    /// A pod that was given something before, by this agent or an earlier one, is judged with that.
+    fn admit(&mut self, pod: &DesiredPod) -> Result<Admission, Refusal> {
+        let uid = pod.uid();
+        let form = match self.allocated.get(uid.as_str()) {
+            Some(given) => {
+                let mut given = given.clone();
+                if !self.rules.resize.pod_level {
+                    // The Go kubelet then keeps none.
+                    given.pod_level.clone_from(&pod.spec().resources);
+                }
+                pod.given(&given, ResizeState::default())
+            }
+            None => pod.clone(),
+        };
+        let Admitted { preempt, lacked } = self.ledger.admit(&form, &self.node, &self.rules)?;
+        let allocation = allocation_of(&form, self.rules.resize.init_containers);
+        let actuated = self.actuated.get(uid.as_str()).cloned().unwrap_or_default();
+        let has = PodAllocation {
+            pod_level: actuated.pod_level.clone().or_else(|| allocation.pod_level.clone()),
+            ..actuated.clone()
+        };
+        let has = form.given(&has, ResizeState::default());
+        self.ledger.hold_at_least(uid, &Amounts::of_pod(&has, self.rules.pod_level_resources));
+        let wishes = pod.asks_other_than(&allocation);
+        let mut admission = Admission { actuated, wishes, preempt, lacked, ..Default::default() };
+        if admission.wishes {
+            admission.resize.pending = pod.stored_status().and_then(stored_pending);
+            let wish = Wish { pod: pod.clone(), pending: admission.resize.pending.clone(), parked: false };
+            self.wishes.insert(uid.clone(), wish);
+        }
+        admission.allocation = Arc::new(allocation.clone());
+        self.allocated_dirty |= self.allocated.get(uid.as_str()) != Some(&allocation);
+        self.allocated.insert(uid.to_string(), allocation);
+        Ok(admission)
     }
 
     async fn save(&mut self) {
@@ -264,14 +420,4 @@ fn saved(name: &str, result: HostResult<()>) -> bool {
         warn!(checkpoint = name, err = e.chain(), "Checkpoint cannot be written, the next change tries again");
     }
     result.is_ok()
-}
-
-/// What a pod is admitted with: the resources of every container but ephemeral ones.
-fn allocation(pod: &DesiredPod) -> PodAllocation {
-    let containers = pod
-        .containers()
-        .filter(|c| c.kind != ContainerKind::Ephemeral)
-        .map(|c| (c.spec.name.clone(), c.spec.resources.clone().unwrap_or_default()))
-        .collect();
-    PodAllocation { containers, pod_level: pod.spec().resources.clone() }
 }

@@ -14,20 +14,22 @@
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16), pods that the node ends (64) and finished workers (256), all drained here without waiting for a
 //! worker. Admission is the only thing waited for; it answers within one disk write.
 
+mod resize;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::admission::Admitted;
 use decide::resources::{self, QosClass, QosDemand, qos_class};
 use decide::status::{self, Rejection};
+use model::allocation::{PodAllocation, ResizeState};
 use model::pod::{DesiredPod, PodSource, PodUid};
 use model::timeline::{StepKind, StepResult};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::admit::AdmitHandle;
+use crate::admit::{Admission, AdmitHandle};
 use crate::ends::{self, Disruption, EndPod, Failing, PodEnds};
 use crate::pleg::{RuntimePod, RuntimePods};
 use crate::ports::{Tasks, sleep_until};
@@ -55,6 +57,20 @@ struct Held {
     full_name: String,
     /// The worker was told to end for good; a pod of the same UID starts anew.
     leaving: bool,
+    /// What the pod was given; None: it was not admitted.
+    allocation: Option<Arc<PodAllocation>>,
+    /// How its wish for other resources stands.
+    resize: ResizeState,
+}
+
+impl Held {
+    /// The form in which a pod runs.
+    fn form(&self, pod: &DesiredPod) -> DesiredPod {
+        match &self.allocation {
+            Some(given) => pod.given(given, self.resize.clone()),
+            None => pod.clone(),
+        }
+    }
 }
 
 /// The dispatcher's state.
@@ -85,6 +101,8 @@ pub struct Dispatcher {
     all_seen: watch::Sender<bool>,
     /// When the QoS cgroups are to be rewritten.
     qos_due: Option<Instant>,
+    /// When wishes for other resources are to be looked at again.
+    wishes_due: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -118,6 +136,7 @@ impl Dispatcher {
             done,
             all_seen: watch::Sender::new(false),
             qos_due: None,
+            wishes_due: None,
         }
     }
 
@@ -160,6 +179,8 @@ impl Dispatcher {
                 Some(end) = self.ends.recv() => self.end_for_the_node(end),
                 Ok(()) = self.runtime.changed() => self.end_orphans(),
                 () = sleep_until(self.qos_due) => self.update_qos().await,
+                () = self.admit.freed() => self.retry_wishes("pods_removed").await,
+                () = sleep_until(self.wishes_due) => self.retry_wishes("periodic_retry").await,
                 _ = housekeeping.tick() => {
                     self.housekeeping().await;
                     self.update_qos().await;
@@ -211,7 +232,7 @@ impl Dispatcher {
                 self.note(&pod);
                 None
             }
-            _ => self.offer(&uid),
+            old => self.offer(&uid, old.as_ref()).await,
         };
         self.admit_and_start(starting.into_iter().collect()).await;
     }
@@ -224,7 +245,7 @@ impl Dispatcher {
         };
         let before = entry.view().desired.replace(pod.clone());
         held.intent.send_if_modified(|intent| {
-            intent.update(pod.clone());
+            intent.update(held.form(pod));
             false
         });
         let gates = pod.spec().readiness_gates.iter().flatten();
@@ -285,7 +306,7 @@ impl Dispatcher {
             if set.again.contains(&uid) {
                 info!(uid = %uid, source = source.as_str(), "SyncLoop REMOVE, and back again");
                 self.end(&uid, EndReason::Removed);
-                starting.extend(self.offer(&uid));
+                starting.extend(self.offer(&uid, None).await);
                 continue;
             }
             match old.get(&uid) {
@@ -294,15 +315,17 @@ impl Dispatcher {
                         self.note(&self.sets[&source][&uid]);
                     }
                 }
-                _ => starting.extend(self.offer(&uid)),
+                before => starting.extend(self.offer(&uid, before).await),
             }
         }
         self.admit_and_start(starting).await;
     }
 
-    /// Brings one desired pod to its worker: an update, a start (returned, to be admitted), or a place in the queue of its name.
-    fn offer(&mut self, uid: &PodUid) -> Option<DesiredPod> {
+    /// Brings one desired pod to its worker: an update, a start (returned, to be admitted), or a place in the queue of its name. `before`: its form
+    /// until now.
+    async fn offer(&mut self, uid: &PodUid, before: Option<&DesiredPod>) -> Option<DesiredPod> {
         let pod = self.desired(uid)?.clone();
+        self.follow_wish(&pod, before).await;
         if let Some(held) = self.workers.get_mut(uid) {
             if !held.leaving {
                 info!(pod = pod.full_name(), uid = %uid, "SyncLoop UPDATE");
@@ -310,7 +333,8 @@ impl Dispatcher {
                     entry.view().desired = Some(pod.clone());
                 }
                 self.deps.status.changed(&pod);
-                held.intent.send_modify(|intent| intent.update(pod));
+                let form = held.form(&pod);
+                held.intent.send_modify(|intent| intent.update(form));
             } else {
                 // It reports when it is done, and the newest form is offered again. What the next worker goes on from stays.
                 held.intent.send_modify(Intent::again);
@@ -357,19 +381,27 @@ impl Dispatcher {
         // What has run to its end takes no room and is not asked about; what is being deleted may still take some, whatever the answer.
         let (over, pods): (Vec<_>, Vec<_>) = pods.into_iter().partition(has_ended);
         let verdicts = self.admit.admit(pods.clone()).await;
-        let free = || Ok(Admitted::default());
-        let verdicts = pods.into_iter().zip(verdicts).map(|(p, v)| if p.is_deleting() { (p, free()) } else { (p, v) });
-        let all: Vec<_> = over.into_iter().map(|p| (p, free())).chain(verdicts).collect();
+        let verdicts = pods.into_iter().zip(verdicts).map(|(p, v)| match v {
+            Err(_) if p.is_deleting() => (p, Ok(None)),
+            v => (p, v.map(Some)),
+        });
+        let all: Vec<_> = over.into_iter().map(|p| (p, Ok(None))).chain(verdicts).collect();
+        let wishes = all.iter().any(|(_, v)| matches!(v, Ok(Some(admission)) if admission.wishes));
         for (pod, verdict) in all {
             let now = self.deps.clock.now();
             let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
             entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
+            let mut admission = None;
             let intent = match verdict {
                 Ok(admitted) => {
-                    self.preempt(&pod, &admitted);
+                    if let Some(admitted) = &admitted {
+                        self.preempt(&pod, admitted);
+                    }
                     info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
                     entry.mark(StepKind::Admit, "", StepResult::Done, now);
-                    Intent::first(pod.clone())
+                    let form = admitted.as_ref().map(|a| pod.given(&a.allocation, a.resize.clone()));
+                    admission = admitted;
+                    Intent::first(form.unwrap_or_else(|| pod.clone()))
                 }
                 Err(refusal) => {
                     warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
@@ -396,16 +428,20 @@ impl Dispatcher {
                     })
                 }
             };
-            self.start_worker(entry, pod.full_name(), intent);
+            self.start_worker(entry, pod.full_name(), intent, admission);
             if pod.is_static() {
                 self.mirrors.own(&pod);
             }
             self.deps.status.changed(&pod);
         }
+        // Not before all of them are booked: what one wants more must not take another's room.
+        if wishes {
+            self.retry_wishes("pods_added").await;
+        }
     }
 
     /// Ends pods that have to make room for a critical one, whose room theirs is already; nobody waits for them.
-    fn preempt(&mut self, pod: &DesiredPod, admitted: &Admitted) {
+    fn preempt(&mut self, pod: &DesiredPod, admitted: &Admission) {
         for uid in &admitted.preempt {
             let Some(victim) = self.desired(uid).cloned() else { continue };
             info!(pod = victim.full_name(), uid = %uid, critical = pod.full_name(), "Preempting pod to free up resources");
@@ -423,15 +459,19 @@ impl Dispatcher {
         }
     }
 
-    fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent) {
+    fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent, admission: Option<Admission>) {
         self.qos_soon();
         let uid = entry.uid.clone();
         let leaving = matches!(&intent, Intent::End(e) if e.gone);
         let (tx, rx) = watch::channel(intent);
         self.deps.registry.insert(entry.clone());
         self.names.entry(full_name.clone()).or_default().insert(uid.clone());
-        self.workers.insert(uid, Held { intent: tx, full_name, leaving });
-        worker::spawn(self.deps.clone(), entry, rx, self.done_tx.clone(), &self.tasks);
+        let (allocation, resize, actuated) = match admission {
+            Some(a) => (Some(a.allocation), a.resize, a.actuated),
+            None => Default::default(),
+        };
+        self.workers.insert(uid, Held { intent: tx, full_name, leaving, allocation, resize });
+        worker::spawn(self.deps.clone(), entry, rx, actuated, self.done_tx.clone(), &self.tasks);
     }
 
     /// The QoS levels are written again in a moment, with whatever else changes until then.
@@ -478,11 +518,13 @@ impl Dispatcher {
             }
         }
         let mut starting = Vec::new();
-        if self.desired(uid).is_some() {
-            starting.extend(self.offer(uid));
+        if let Some(again) = self.desired(uid) {
+            let is_static = again.is_static();
+            self.deps.metrics.pod_restarted(is_static);
+            starting.extend(self.offer(uid, None).await);
         }
         for waiting in self.queued.remove(&held.full_name).unwrap_or_default() {
-            starting.extend(self.offer(&waiting));
+            starting.extend(self.offer(&waiting, None).await);
         }
         self.admit_and_start(starting).await;
     }
@@ -493,6 +535,9 @@ impl Dispatcher {
             self.all_seen.send_replace(true);
             self.end_orphans();
             self.housekeeping().await;
+            if self.wishes_due.is_some() {
+                self.retry_wishes("pods_added").await;
+            }
         } else if !complete {
             self.end_orphans();
         }
@@ -526,7 +571,7 @@ impl Dispatcher {
         let entry = Arc::new(PodEntry::new(pod.uid.clone(), &pod.namespace, &pod.name, None, now));
         entry.mark(StepKind::Queued, "runtime", StepResult::Done, now);
         let intent = Intent::End(Ending { pod: None, why: EndReason::Orphan, grace: None, gone: true, again: false });
-        self.start_worker(entry, format!("{}_{}", pod.name, pod.namespace), intent);
+        self.start_worker(entry, format!("{}_{}", pod.name, pod.namespace), intent, None);
     }
 
     /// Gives the QoS levels the shares that their pods ask for together.
@@ -536,20 +581,38 @@ impl Dispatcher {
         if !settings.cgroups_per_qos {
             return;
         }
-        let pods: Vec<DesiredPod> = self.deps.registry.all().iter().filter_map(|e| active(e)).collect();
+        let form = |pod: DesiredPod| self.workers.get(pod.uid()).map_or(pod.clone(), |held| held.form(&pod));
+        let pods: Vec<DesiredPod> = self.deps.registry.all().iter().filter_map(|e| active(e)).map(form).collect();
         let (fixed, moving): (Vec<_>, Vec<_>) = pods.iter().partition(|p| p.is_static());
         self.deps.metrics.desired_pods(fixed.len(), moving.len());
         self.deps.metrics.active_pods(fixed.len(), moving.len());
         let demand = QosDemand::of(&pods, true);
-        let levels: Vec<_> = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
+        if let Some(qos) = settings.node.memory_qos {
+            let protected = |bytes: i64| if qos.tiered_reservation { bytes } else { 0 };
+            let (guaranteed, burstable) = (demand.guaranteed_memory, demand.burstable_memory);
+            self.deps.metrics.memory_protected(protected(guaranteed), protected(burstable));
+        }
+        let reserve = settings.memory_reserve;
+        let mut levels: Vec<_> = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
             .into_iter()
             .map(|class| {
                 let sizes = &settings.node.hugepage_sizes;
-                let values = resources::qos_cgroup_resources(class, &demand, sizes, settings.node.memory_qos);
+                let mut values = resources::qos_cgroup_resources(class, &demand, sizes, settings.node.memory_qos);
+                values.memory_limit = reserve.and_then(|r| r.limit(class, &demand));
                 (resources::qos_cgroup_name(&settings.kubepods, class), values)
             })
             .collect();
-        if let Err(e) = self.deps.host.update_cgroups(&levels).await {
+        let mut written = self.deps.host.update_cgroups(&levels).await;
+        if written.is_err() && reserve.is_some() {
+            // More is used than the limit would be: then at least it does not grow.
+            for (name, values) in &mut levels {
+                let used =
+                    self.deps.host.cgroup_memory(name).await.ok().flatten().and_then(|used| i64::try_from(used).ok());
+                values.memory_limit = values.memory_limit.map(|limit| limit.max(used.unwrap_or(limit)));
+            }
+            written = self.deps.host.update_cgroups(&levels).await;
+        }
+        if let Err(e) = written {
             warn!(err = e.chain(), "Failed to update QoS cgroup configuration");
         }
     }

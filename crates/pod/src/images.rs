@@ -9,6 +9,7 @@
 //! No task of its own: each worker calls [`Images::ensure`] in its round and can drop the call (a deleted pod does not wait for its pull).
 //! A pull has no deadline, as in the CRI: the runtime ends pulls that make no progress.
 
+mod collection;
 pub mod records;
 
 use std::collections::HashMap;
@@ -33,6 +34,8 @@ use tracing::{error, info};
 use crate::events::Events;
 use crate::objects::{PodObjects, Standalone};
 use crate::ports::Clock;
+pub use collection::ImageCollection;
+use collection::Touched;
 pub use records::Records;
 
 /// An image that a container can be created from.
@@ -142,14 +145,16 @@ pub struct Images {
     clock: Clock,
     metrics: Arc<Metrics>,
     events: Events,
-    /// Counts pulls, for whoever lists images.
-    pulled: watch::Sender<u64>,
+    /// Counts pulls and removals, for whoever lists images.
+    changed: watch::Sender<u64>,
+    /// Images that containers are being made of.
+    touched: Arc<Touched>,
     slots: Option<Semaphore>,
     bucket: Option<Mutex<Bucket>>,
     backoff: Mutex<Backoff>,
     objects: Arc<dyn PodObjects>,
     node: Arc<dyn NodeCredentials>,
-    records: Option<Records>,
+    records: Option<Arc<Records>>,
 }
 
 /// A token bucket over tokio's clock.
@@ -194,7 +199,8 @@ impl Images {
             clock,
             metrics,
             events,
-            pulled: watch::Sender::new(0),
+            changed: watch::Sender::new(0),
+            touched: Arc::default(),
             slots: limits.parallel.map(Semaphore::new),
             bucket: (limits.qps > 0)
                 .then(|| Mutex::new(Bucket { tokens: burst, rate: f64::from(limits.qps), burst, at: Instant::now() })),
@@ -216,7 +222,7 @@ impl Images {
     /// Images whose pulls are recorded, and whose use must be proven (gate KubeletEnsureSecretPulledImages).
     #[must_use]
     pub fn with_records(mut self, records: Records) -> Self {
-        self.records = Some(records);
+        self.records = Some(Arc::new(records));
         self
     }
 
@@ -274,7 +280,7 @@ impl Images {
             Some(found) => {
                 let message = image_name::present_message(asked, self.records.is_some());
                 self.events.normal(pod, name, "Pulled", &message);
-                Ok(usable(found))
+                Ok(self.usable(found))
             }
             // Whether it is there at all must not be told to those who may not use it.
             None if policy == "Never" => Err(never()),
@@ -418,7 +424,7 @@ impl Images {
             Ok(Some(found)) => {
                 let took = begin.elapsed();
                 self.metrics.image_pulled(found.size, waiting.elapsed());
-                self.pulled.send_modify(|n| *n += 1);
+                self.changed.send_modify(|n| *n += 1);
                 info!(pod = pod.full_name(), image, took = ?took, bytes = found.size, "Pulled image");
                 let message = format!(
                     "Successfully pulled image \"{asked}\" in {} ({} including waiting). Image size: {} bytes.",
@@ -427,7 +433,7 @@ impl Images {
                     found.size
                 );
                 self.events.normal(pod, container, "Pulled", &message);
-                return Ok(usable(found));
+                return Ok(self.usable(found));
             }
             Ok(None) => PullError::plain(format!("image \"{image}\" vanished right after its pull")),
             Err(e) => e,
@@ -494,9 +500,26 @@ impl Images {
         ImageProblem { reason, message, retry_at }
     }
 
-    /// Counts up with every image that was pulled.
-    pub fn pulled(&self) -> watch::Receiver<u64> {
-        self.pulled.subscribe()
+    /// Counts up with every image that was pulled or removed.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// What the collection of images may do.
+    pub fn collection(&self) -> ImageCollection {
+        ImageCollection::new(
+            self.mutator.clone(),
+            self.changed.clone(),
+            self.touched.clone(),
+            self.records.clone(),
+            self.clock.clone(),
+        )
+    }
+
+    /// An image that a container is about to be made of: it stays.
+    fn usable(&self, image: v1::Image) -> UsableImage {
+        self.touched.note(&image.id, self.clock.now());
+        UsableImage { image_ref: image.id.clone(), image }
     }
 
     /// Forgets a pod that is gone.
@@ -510,10 +533,6 @@ impl Images {
 /// Durations of events have whole milliseconds.
 fn millis(d: Duration) -> Duration {
     Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn usable(image: v1::Image) -> UsableImage {
-    UsableImage { image_ref: image.id.clone(), image }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! from `decide`; the outside comes in as values ([`ports`]).
 
 pub mod admit;
+pub mod dead;
 pub mod desired;
 pub mod ends;
 pub mod events;

@@ -189,6 +189,15 @@ pub struct MountedVolume {
     pub device: bool,
     /// Name of the PersistentVolume behind a claim: paths on the node that Go names by it must be found by it.
     pub spec_name: Option<String>,
+    /// Its files are the pod's, and want the SELinux label of its containers.
+    pub relabel: bool,
+}
+
+impl MountedVolume {
+    /// A volume at this path that everybody may use.
+    pub fn at(host_path: PathBuf) -> Self {
+        Self { host_path, read_only: false, gid: None, device: false, spec_name: None, relabel: false }
+    }
 }
 
 /// The volumes of one pod by volume name.
@@ -219,8 +228,13 @@ pub struct VolumeResults {
 /// How a volume of a plugin stands for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PluginVolume {
-    /// It stands ready at this path; of a block volume, this is a link to the device.
-    Ready(PathBuf),
+    /// It stands ready.
+    Ready {
+        /// Where; of a block volume, this is a link to the device.
+        path: PathBuf,
+        /// See [`MountedVolume::relabel`].
+        relabel: bool,
+    },
     /// It waits for something; the pod's worker is woken ([`PodEntry::objects_changed`]) when that comes.
     Waits(String),
     /// The last try failed, and another one will be made; the worker is woken then.
@@ -232,6 +246,8 @@ pub enum PluginVolume {
         /// The pod was not told of this try yet.
         fresh: bool,
     },
+    /// The node can take no more volumes of its driver: the pod cannot stay here.
+    Exhausted,
 }
 
 /// Volumes of plugins. No call waits for a plugin longer than some seconds: what takes longer goes on behind it, and the worker is woken.
@@ -299,8 +315,14 @@ pub struct LocalStorage {
 /// treat an error as "not done" and repeat, so each call is idempotent.
 #[async_trait]
 pub trait PodHost: Send + Sync {
-    /// Makes the pod's cgroup unless it exists; an existing one is not rewritten.
-    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()>;
+    /// Makes the pod's cgroup unless it exists; an existing one is not rewritten. True when it was made.
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool>;
+    /// The CPU and memory settings of a pod's cgroup that are in force.
+    async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources>;
+    /// Writes settings of a pod's cgroup that stands.
+    async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()>;
+    /// Memory that a cgroup uses, in bytes, as its limit counts it; None: not known.
+    async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>>;
     /// Kills what is left in the pod's cgroup, at whatever QoS level it stands, and removes it. Absent is done.
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()>;
     /// UIDs of the pod cgroups that exist. With the systemd driver their dashes are back in place.

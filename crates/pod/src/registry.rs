@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::FutureExt;
 use jiff::Timestamp;
@@ -13,7 +14,7 @@ use model::pod::{DesiredPod, PodUid};
 use model::report::StopReport;
 use model::timeline::{StepKind, StepRecord, StepResult};
 use telemetry::metrics::ContainerCounts;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 /// How many step records a pod keeps; the first ones (its start) and the newest stay.
 const TIMELINE_MAX: usize = 64;
@@ -112,6 +113,15 @@ impl PodView {
     }
 }
 
+/// What is to be removed from the runtime of a pod's dead containers before its worker would do so by itself.
+#[derive(Debug)]
+pub enum Collect {
+    /// What the policy keeps not; of a pod that has ended for good, everything. The sender is told when it is done, or could not be.
+    Unused(oneshot::Sender<()>),
+    /// These containers, where they are dead.
+    These(Vec<String>),
+}
+
 /// One pod in the table.
 #[derive(Debug)]
 pub struct PodEntry {
@@ -121,6 +131,7 @@ pub struct PodEntry {
     wake: Notify,
     objects_changed: AtomicBool,
     verdict_changed: AtomicBool,
+    collect: Mutex<Vec<Collect>>,
 }
 
 impl PodEntry {
@@ -144,6 +155,7 @@ impl PodEntry {
             wake: Notify::new(),
             objects_changed: AtomicBool::new(false),
             verdict_changed: AtomicBool::new(false),
+            collect: Mutex::default(),
         }
     }
 
@@ -177,6 +189,17 @@ impl PodEntry {
     /// True once after each [`PodEntry::verdict_changed`].
     pub fn take_verdict_changed(&self) -> bool {
         self.verdict_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Asks the pod's worker to remove dead containers. It answers in its own time: when it is between two calls and has nothing else to do.
+    pub fn collect(&self, what: Collect) {
+        self.collect.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        self.wake();
+    }
+
+    /// What was asked for since the last call.
+    pub fn take_collect(&self) -> Vec<Collect> {
+        std::mem::take(&mut *self.collect.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Forgets wake-ups that came until now: what follows looks at everything anyway.
@@ -308,6 +331,24 @@ impl Registry {
             (view.namespace == namespace && view.name == name).then(|| (prefer(&view), view.seen, entry))
         });
         named.max_by_key(|(liked, seen, _)| (*liked, *seen)).map(|(_, _, entry)| entry.clone())
+    }
+
+    /// Has the dead containers and sandboxes removed that are not kept, and of pods that have ended everything, though their source still holds them. Waits
+    /// for the workers, at most this long; how many did not answer.
+    pub async fn remove_unused(&self, patience: Duration) -> usize {
+        let deadline = tokio::time::Instant::now() + patience;
+        let answers: Vec<_> = self
+            .all()
+            .iter()
+            .map(|entry| {
+                let (done, answer) = oneshot::channel();
+                entry.collect(Collect::Unused(done));
+                answer
+            })
+            .collect();
+        let waits = answers.into_iter().map(|answer| tokio::time::timeout_at(deadline, answer));
+        // A worker that ended has removed everything.
+        futures::future::join_all(waits).await.iter().filter(|answer| answer.is_err()).count()
     }
 
     /// How many there are.

@@ -6,12 +6,16 @@ use std::time::Duration;
 use cri_api::v1;
 use decide::config::NodeFacts;
 use decide::gc::ContainerGcPolicy;
+use decide::resize::ResizeRules;
+use decide::resources::MemoryReserve;
 use decide::restart::RestartGates;
 use model::cgroup::CgroupName;
 
 /// What is configured or was found out about the node.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What can be resized.
+    pub resize: ResizeRules,
     /// The node's name.
     pub node_name: String,
     /// The runtime's name, the scheme of container ids in status (`containerd://…`).
@@ -40,6 +44,8 @@ pub struct Settings {
     pub cgroups_per_qos: bool,
     /// The cgroup above all pods.
     pub kubepods: CgroupName,
+    /// Memory that is kept for the better classes of pods (gate QOSReserved); None: the classes' groups have no limit.
+    pub memory_reserve: Option<MemoryReserve>,
     /// `podPidsLimit`; None: no limit of its own.
     pub pod_pids_limit: Option<i64>,
     /// Addresses that statuses show; empty in standalone mode, as with Go.

@@ -22,6 +22,7 @@ use std::time::Duration;
 use cri::port::{CriError, RuntimeMutator, RuntimeReader};
 use decide::backoff::Backoffs;
 use jiff::Timestamp;
+use model::allocation::PodAllocation;
 use model::pod::{CONFIG_SEEN, DesiredPod, PodUid};
 use model::timeline::{StepKind, StepResult};
 use telemetry::LogLimiter;
@@ -37,12 +38,13 @@ use crate::events::Events;
 use crate::images::Images;
 use crate::objects::PodObjects;
 use crate::pleg::Health;
-use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, Tasks};
+use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, Tasks, sleep_until};
 use crate::prober::{Found, Prober};
 use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
 use crate::status::StatusQueue;
 use crate::sync::observe::Observer;
+use crate::sync::resize::ResizeWork;
 use crate::sync::volumes::VolumeWork;
 use crate::userns::UserNamespaces;
 
@@ -255,6 +257,10 @@ pub(crate) struct Worker {
     pub(crate) stop: CancellationToken,
     pub(crate) observer: Observer,
     pub(crate) backoffs: Backoffs,
+    /// What the pod's containers, and the pod itself, were last given. The worker is its owner, the ledger keeps it on the disk.
+    pub(crate) has: PodAllocation,
+    /// How its resize stands.
+    pub(crate) resize: ResizeWork,
     /// The form of the pod for which cgroup, directories and volumes stand ready, and the volumes.
     pub(crate) prepared: Option<(DesiredPod, MountedVolumes)>,
     /// The form of the pod whose objects are kept at hand.
@@ -297,11 +303,12 @@ const CLEAN_UP_AGAIN: Duration = Duration::from_secs(2);
 /// The longest time between two tries: the Go kubelet's period of container garbage collection.
 const CLEAN_UP_AGAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Starts a pod's worker.
+/// Starts a pod's worker. `has`: what an earlier agent's containers of this pod were last given.
 pub fn spawn(
     deps: Arc<PodDeps>,
     entry: Arc<PodEntry>,
     intent: watch::Receiver<Intent>,
+    has: PodAllocation,
     done: mpsc::Sender<PodUid>,
     tasks: &Tasks,
 ) {
@@ -312,12 +319,15 @@ pub fn spawn(
             deps.metrics.pod_worker_start_duration.observe(deps.clock.now().duration_since(seen).as_secs_f64());
         }
     }
+    let resize = ResizeWork::stored(intent.borrow().pod());
     let worker = Worker {
         observer: Observer::new(deps.reader.clone(), deps.host.clone()),
         backoffs: Backoffs::starting_at(deps.settings.first_restart_period, deps.settings.max_restart_period),
         deps,
+        resize,
         intent,
         stop,
+        has,
         prepared: None,
         followed: None,
         volumes: VolumeWork::default(),
@@ -346,10 +356,15 @@ pub fn spawn(
 impl Worker {
     /// The pod's whole life. None when the agent stops before the pod is gone.
     async fn run(mut self) -> Option<()> {
+        if self.resize.progress.is_some() {
+            self.deps.metrics.resizes.in_progress.inc();
+        }
         if !self.recall_end().await {
             self.syncing().await?;
             self.keep_end().await;
         }
+        // What ends is not resized any more.
+        self.show_progress(None);
         self.entry.view().state = WorkerState::Terminating;
         self.terminating().await?;
         self.entry.view().state = WorkerState::Terminated;
@@ -372,7 +387,8 @@ impl Worker {
                     return Some(());
                 }
             };
-            match self.sync_round(&pod).await {
+            // On the heap while it runs: a pod at rest, which most are, holds nothing of a round.
+            match Box::pin(self.sync_round(&pod)).await {
                 Next::Ended => {
                     self.ending = Some(self.ending.take().unwrap_or(EndReason::Completed));
                     return Some(());
@@ -384,7 +400,7 @@ impl Worker {
 
     /// Rounds until nothing of the pod can run any more.
     async fn terminating(&mut self) -> Option<()> {
-        while !self.terminate_round().await? {
+        while !Box::pin(self.terminate_round()).await? {
             let again = Instant::now() + self.deps.random.jitter(Duration::from_secs(1), 0.5);
             self.wait(again).await?;
         }
@@ -394,13 +410,15 @@ impl Worker {
     /// Cleans up; stays for as long as the source holds the pod.
     async fn terminated(&mut self) -> Option<()> {
         let mut unmounted = false;
+        // What is left of a pod that has ended is collected once, when it is old enough.
+        let mut collect_at = Some(Instant::now() + self.deps.settings.container_gc.min_age);
         loop {
             let (gone, again) = match self.newest() {
                 Intent::End(ending) => (ending.gone, ending.again),
                 Intent::Run(_) => (false, false),
             };
             if !unmounted || gone {
-                match self.clean_up(gone && !again).await {
+                match Box::pin(self.clean_up(gone && !again)).await {
                     Ok(()) if gone => return Some(()),
                     Ok(()) => {
                         unmounted = true;
@@ -428,6 +446,11 @@ impl Worker {
             tokio::select! {
                 () = self.stop.cancelled() => return None,
                 changed = self.intent.changed() => if changed.is_err() { return None },
+                () = self.entry.woken() => self.collect_ended(false).await,
+                () = sleep_until(collect_at) => {
+                    collect_at = None;
+                    self.collect_ended(true).await;
+                }
             }
         }
     }

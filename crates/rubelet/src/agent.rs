@@ -78,7 +78,7 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
         error!("Failed to run kubelet: the configuration or this host must be changed first, see above");
         return ExitCode::FAILURE;
     }
-    host::memory::use_few_arenas();
+    host::memory::keep_little();
     node::set_up_process(&loaded.config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
         Ok(runtime) => runtime,

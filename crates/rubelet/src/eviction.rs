@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use config::{Flags, Gate, Gates, KubeletConfiguration};
@@ -14,11 +15,16 @@ use futures::future::select_all;
 use host::cgroup::{CgroupLayout, Detail, MemoryFigures};
 use host::fsx::FilesystemFigures;
 use model::pod::PodUid;
-use node::eviction::{EvictionConfig, Figures};
+use node::eviction::{EvictionConfig, Figures, NodeReclaim};
+use node::images::ImageGc;
 use pod::ports::error_chain;
+use pod::registry::Registry;
 use stats::Stats;
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
+
+/// How long the workers have to remove dead containers.
+const CONTAINERS: Duration = Duration::from_secs(30);
 
 /// What is configured.
 pub(crate) fn config(config: &KubeletConfiguration, flags: &Flags, gates: &Gates) -> EvictionConfig {
@@ -152,6 +158,31 @@ impl Figures for NodeFigures {
         if let Err(e) = select_all(waits).await.0 {
             self.refused(&e);
             std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What nobody uses: dead containers, by the workers of their pods, and images.
+pub(crate) struct Unused {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) images: ImageGc,
+}
+
+#[async_trait]
+impl NodeReclaim for Unused {
+    async fn reclaim_containers(&self) {
+        let late = self.registry.remove_unused(CONTAINERS).await;
+        if late > 0 {
+            warn!(pods = late, "Eviction manager: dead containers are not removed in time");
+        }
+    }
+
+    async fn reclaim_images(&self) {
+        match self.images.remove_unused().await {
+            Ok(bytes) => info!(bytes, "Removed images that nobody uses"),
+            Err(reason) => {
+                info!(err = reason, "Eviction manager: unexpected error when attempting to reduce resource pressure");
+            }
         }
     }
 }

@@ -10,12 +10,15 @@ use bytes::Bytes;
 use config::{Flags, KubeletConfiguration};
 use cri::RuntimeReader;
 use host::cgroup::CgroupLayout;
+use host::fsx::FilesystemFigures;
 use jiff::Timestamp;
 use model::pod::PodUid;
+use plugins::volumes::Volumes;
+use pod::events::Events;
 use pod::objects::PodObjects;
 use pod::ports::error_chain;
 use pod::registry::{Registry, WorkerState};
-use stats::{ClaimedVolume, Claims, GroupSettings, Settings, Stats, StatsError, StorageSettings};
+use stats::{ClaimedVolume, Claims, DriverFigures, GroupSettings, Settings, Stats, StatsError, StorageSettings};
 use telemetry::metrics::{Metrics, WorkingPods};
 use tracing::{info, warn};
 
@@ -30,6 +33,10 @@ pub(crate) struct Parts {
     /// Path of the group above all pods.
     pub(crate) kubepods: String,
     pub(crate) started: Timestamp,
+    pub(crate) volumes: Volumes,
+    pub(crate) events: Events,
+    /// Gate CSIVolumeHealth: what drivers say of their volumes' health is shown.
+    pub(crate) volume_health: bool,
 }
 
 /// Makes the source of figures; nothing is collected yet.
@@ -58,7 +65,14 @@ pub(crate) fn stats(
         node_root: PathBuf::from("/"),
         started: parts.started,
     };
-    let claims = KnownClaims { registry: registry.clone(), objects: parts.objects, known: Mutex::default() };
+    let claims = KnownClaims {
+        registry: registry.clone(),
+        objects: parts.objects,
+        known: Mutex::default(),
+        volumes: parts.volumes,
+        events: parts.events,
+        volume_health: parts.volume_health,
+    };
     Arc::new(Stats::new(settings, parts.reader, Arc::new(claims), metrics.clone()))
 }
 
@@ -99,6 +113,20 @@ struct KnownClaims {
     registry: Arc<Registry>,
     objects: Arc<dyn PodObjects>,
     known: Mutex<HashMap<String, Vec<ClaimedVolume>>>,
+    volumes: Volumes,
+    events: Events,
+    volume_health: bool,
+}
+
+impl KnownClaims {
+    /// Tells that a driver says that something is wrong with a volume.
+    fn tell_health(&self, uid: &PodUid, spec_name: &str, message: &str) {
+        let Some(pod) = self.registry.get(uid).and_then(|entry| entry.view().desired.clone()) else { return };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let claims = known.get(uid.as_str()).into_iter().flatten();
+        let name = claims.into_iter().find(|c| c.persistent_volume == spec_name).map_or(spec_name, |c| &c.volume);
+        self.events.pod_warning(&pod, "VolumeConditionAbnormal", &format!("Volume {name}: {message}"));
+    }
 }
 
 #[async_trait]
@@ -133,6 +161,37 @@ impl Claims for KnownClaims {
             self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(pod_uid.to_owned(), found.clone());
         }
         found
+    }
+
+    async fn drivers(&self) -> HashMap<String, Vec<DriverFigures>> {
+        let mut all = HashMap::new();
+        for (uid, volumes) in self.volumes.figures().await {
+            let mut of_pod = Vec::new();
+            for told in volumes {
+                let health = told.health.filter(|_| self.volume_health);
+                if let Some(health) = health.as_ref().filter(|h| h.abnormal) {
+                    self.tell_health(&uid, &told.spec_name, &health.message);
+                }
+                let fs = FilesystemFigures {
+                    capacity: told.bytes.total,
+                    available: told.bytes.available,
+                    used: told.bytes.used,
+                    inodes: told.inodes.total,
+                    inodes_free: told.inodes.available,
+                    inodes_used: told.inodes.used,
+                };
+                of_pod.push(DriverFigures {
+                    volume: told.spec_name,
+                    driver: told.driver,
+                    at: told.at,
+                    took: told.took,
+                    fs,
+                    abnormal: health.map(|h| h.abnormal),
+                });
+            }
+            all.insert(uid.to_string(), of_pod);
+        }
+        all
     }
 }
 

@@ -9,6 +9,7 @@ mod explain;
 mod figures;
 mod https;
 mod join;
+mod machine;
 mod manifest_dir;
 mod node;
 mod node_host;

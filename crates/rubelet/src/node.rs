@@ -5,14 +5,21 @@ use std::error::Error;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration, SwapBehavior};
+use config::{
+    CgroupDriver, CpuManagerPolicy, Flags, Gate, Gates, KubeletConfiguration, MemoryManagerPolicy, SwapBehavior,
+};
 use decide::admission;
 use decide::config::{self as requests, CgroupVersion};
-use decide::resources::{self, EvictionReserve, MemoryQos, Reservations, Reserve, ResourceList};
+use decide::gc::images::ImageGcPolicy;
+use decide::resize::ResizeRules;
+use decide::resources::{
+    self, EvictionReserve, MemoryQos, MemoryReserve, Reservations, Reserve, ReservedGroup, ResourceList,
+};
 use decide::userns::{self, IdPool, Ranges};
 use host::cgroup::CgroupLayout;
 use model::cgroup::CgroupResources;
 use model::quantity::{Format, Quantity};
+use node::images::Space;
 use tracing::{info, warn};
 
 /// Where the kernel shows itself.
@@ -135,6 +142,47 @@ impl Resources {
     }
 }
 
+/// When images are collected.
+pub(crate) fn image_gc(config: &KubeletConfiguration) -> ImageGcPolicy {
+    let percent = |p: i32| u64::try_from(p).unwrap_or(100);
+    ImageGcPolicy {
+        high_percent: percent(config.image_gc_high_threshold_percent),
+        low_percent: percent(config.image_gc_low_threshold_percent),
+        min_age: config.image_minimum_gc_age,
+        max_age: config.image_maximum_gc_age,
+    }
+}
+
+/// The size of the file system at a mount point. Blocks.
+pub(crate) fn space(mountpoint: &str) -> Result<Space, String> {
+    let figures = host::fsx::filesystem(Path::new(mountpoint)).map_err(|e| e.full())?;
+    Ok(Space { capacity: figures.capacity, available: figures.available })
+}
+
+/// The groups of what is reserved, with what is written into them.
+pub(crate) fn reserved_groups(
+    config: &KubeletConfiguration,
+    gates: &Gates,
+    layout: &CgroupLayout,
+    facts: &Resources,
+) -> Vec<ReservedGroup> {
+    let protect = gates.enabled(Gate::MemoryQoS) && layout.version == host::cgroup::CgroupVersion::V2;
+    resources::reserved_groups(
+        &config.enforce_node_allocatable,
+        (&config.system_reserved_cgroup, &config.kube_reserved_cgroup),
+        &facts.reservations,
+        &facts.hugepage_sizes,
+        protect,
+    )
+}
+
+/// Memory that is kept for the better classes of pods (gate QOSReserved, `qosReserved`).
+pub(crate) fn memory_reserve(config: &KubeletConfiguration, gates: &Gates, facts: &Resources) -> Option<MemoryReserve> {
+    let percent = config.qos_reserved.get(resources::MEMORY).filter(|_| gates.enabled(Gate::QOSReserved))?;
+    let percent = percent.strip_suffix('%')?.parse().ok()?;
+    Some(MemoryReserve { percent, allocatable: facts.kubepods(true).memory_limit? })
+}
+
 /// A threshold's value: a percentage or a quantity.
 fn reserve(text: &str) -> Option<Reserve> {
     match text.strip_suffix('%') {
@@ -187,15 +235,25 @@ pub(crate) fn request_facts(
         memory_qos,
         seccomp_default: config.seccomp_default || flags.seccomp_default(),
         seccomp_dir: flags.root_dir().join("seccomp").display().to_string(),
-        selinux: Path::new("/sys/fs/selinux/enforce").exists(),
+        selinux: Path::new("/sys/fs/selinux/enforce").exists().then(selinux_file_context),
         thermal_throttle_paths: host::proc::thermal_throttle_paths(Path::new(SYS)).unwrap_or_default(),
         gates: requests::Gates {
             container_stop_signals: gates.enabled(Gate::ContainerStopSignals),
             env_files: gates.enabled(Gate::EnvFiles),
             hostname_override: gates.enabled(Gate::HostnameOverride),
             pod_level_resources: gates.enabled(Gate::PodLevelResources),
+            selinux_mount: gates.enabled(Gate::SELinuxMount),
         },
     }
+}
+
+/// The label of the policy for files of containers; empty: it has none. Where it is: go-selinux's places.
+fn selinux_file_context() -> String {
+    let config = std::fs::read_to_string("/etc/selinux/config").unwrap_or_default();
+    let policy = config.lines().rev().find_map(|l| Some(l.trim().strip_prefix("SELINUXTYPE=")?.trim().to_owned()));
+    let policy = format!("/etc/selinux/{}/contexts/lxc_contexts", policy.unwrap_or_else(|| "targeted".to_owned()));
+    let texts = ["/usr/share/containers/selinux/contexts", &policy].into_iter().map(std::fs::read_to_string);
+    texts.flatten().next().and_then(|text| decide::selinux::file_context(&text)).unwrap_or_default()
 }
 
 /// Whether swap can be limited: on v2 by the file in the agent's own cgroup, on v1 by the one at the root.
@@ -249,7 +307,22 @@ pub(crate) fn admission_rules(
         pod_level_resources: gates.enabled(Gate::PodLevelResources),
         toleration_comparison: gates.enabled(Gate::TaintTolerationComparisonOperators),
         shutting_down: false,
+        resize: resize_rules(config, gates),
     })
+}
+
+/// What this node can resize.
+pub(crate) fn resize_rules(config: &KubeletConfiguration, gates: &Gates) -> ResizeRules {
+    let v2 = Path::new(CGROUPS).join("cgroup.controllers").exists();
+    ResizeRules {
+        init_containers: gates.enabled(Gate::InPlacePodVerticalScalingInitContainers),
+        pod_level: gates.enabled(Gate::InPlacePodLevelResourcesVerticalScaling),
+        exclusive_cpus: config.cpu_manager_policy == CpuManagerPolicy::Static
+            && !gates.enabled(Gate::InPlacePodVerticalScalingExclusiveCPUs),
+        exclusive_memory: config.memory_manager_policy == MemoryManagerPolicy::Static
+            && !gates.enabled(Gate::InPlacePodVerticalScalingExclusiveMemory),
+        swap: v2 && config.memory_swap.swap_behavior == Some(SwapBehavior::LimitedSwap) && swap_controller(v2),
+    }
 }
 
 /// Settings of this process: files it may open, and how unlikely the kernel is to kill it.

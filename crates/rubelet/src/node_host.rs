@@ -92,11 +92,11 @@ impl NodeHost {
 
 #[async_trait]
 impl PodHost for NodeHost {
-    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool> {
         let (cgroups, name, resources) = (self.cgroups.clone(), name.clone(), resources.clone());
         blocking("make the pod's cgroup", move || {
             if cgroups.exists(&name) {
-                return Ok(());
+                return Ok(false);
             }
             match cgroups.create(&name, &resources) {
                 Err(e) if e.is_refused() => {
@@ -104,12 +104,27 @@ impl PodHost for NodeHost {
                         err = &e as &dyn std::error::Error,
                         "The kernel refused a cgroup setting, going on without it"
                     );
-                    Ok(())
                 }
-                done => Ok(done?),
+                done => done?,
             }
+            Ok(true)
         })
         .await
+    }
+
+    async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources> {
+        let (cgroups, name) = (self.cgroups.clone(), name.clone());
+        blocking("read the settings of the pod's cgroup", move || Ok(cgroups.limits(&name)?)).await
+    }
+
+    async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+        let (cgroups, name, resources) = (self.cgroups.clone(), name.clone(), resources.clone());
+        blocking("update the pod's cgroup", move || Ok(cgroups.update(&name, &resources)?)).await
+    }
+
+    async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>> {
+        let (cgroups, name) = (self.cgroups.clone(), name.clone());
+        blocking("read the memory usage of a cgroup", move || Ok(cgroups.usage(&name)?.memory)).await
     }
 
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {

@@ -11,7 +11,7 @@ use cri::RuntimeReader;
 use decide::node::csi::Drivers;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::ObjectReference;
-use node::{NodeConfig, NodeEvents, NodeHandles, NodePorts};
+use node::{NoEvents, NodeConfig, NodeEvents, NodeHandles, NodePorts};
 use pod::pleg::Health;
 use pod::ports::{Clock, Random, Tasks};
 use tokio::sync::watch;
@@ -33,8 +33,9 @@ impl NodeEvents for Events {
     }
 }
 
-/// The way of events about the node to the API server.
-pub(crate) fn events(cluster: &Cluster, name: &str) -> Arc<dyn NodeEvents> {
+/// Where events about the node go.
+pub(crate) fn events(cluster: Option<&Cluster>, name: &str) -> Arc<dyn NodeEvents> {
+    let Some(cluster) = cluster else { return Arc::new(NoEvents) };
     let about = ObjectReference {
         kind: Some("Node".to_owned()),
         name: Some(name.to_owned()),
@@ -82,11 +83,6 @@ pub(crate) fn start(
     // A heartbeat must not stand behind other requests in the queue.
     let heartbeat = Arc::new(client.with_deadline(settings.heartbeat_deadline()).with_limit(0.0, 0));
     let events = parts.events;
-    events.event(&NodeEvent::starting());
-    // Written before anything else was started; a start without it does not get here.
-    if config.cgroups_per_qos && config.enforce_node_allocatable.iter().any(|e| e == "pods") {
-        events.event(&NodeEvent::allocatable_enforced());
-    }
     let ports = NodePorts {
         nodes: Arc::new(client.clone()),
         heartbeat: heartbeat.clone(),
@@ -113,7 +109,11 @@ pub(crate) fn start(
 
 /// The features that others ask nodes for, of those that are there (KEP-5328).
 pub(crate) fn declared_features(gates: &Gates) -> Vec<String> {
-    let features = [(Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet")];
+    let features = [
+        (Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet"),
+        (Gate::InPlacePodLevelResourcesVerticalScaling, "InPlacePodLevelResourcesVerticalScaling"),
+        (Gate::InPlacePodVerticalScalingInitContainers, "InPlacePodVerticalScalingInitContainers"),
+    ];
     let declared = features.into_iter().filter(|(gate, _)| gates.enabled(*gate)).map(|(_, name)| name.to_owned());
     if gates.enabled(Gate::NodeDeclaredFeatures) { declared.collect() } else { Vec::new() }
 }

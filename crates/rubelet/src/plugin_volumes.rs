@@ -1,36 +1,39 @@
 //! Volumes of plugins as pods' workers ask for them, and what those volumes take from the API server.
 //!
-//! Task: one follows the CSIDriver objects, from the first question on; it ends with [`Tasks::stop`] and holds what it last saw while the API
-//! server is away.
+//! Tasks: one follows the CSIDriver objects, from the first driver on; it ends with [`Tasks::stop`] and holds what it last saw while the API
+//! server is away. One has drivers asked for their limits ([`limits`]).
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cluster::calls::StorageApi;
 use cluster::events::Recorder;
 use cluster::{Client, Delta, Reflector, Scope};
-use decide::csi::{CsiVolume, DriverRules, Growth, SecretName};
+use decide::csi::{CsiVolume, DriverRules, Growth, ResizeNews, SecretName};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 use model::Timestamp;
 use model::api::{ObjectReference, Secret};
 use model::pod::{DesiredPod, PodUid};
 use plugins::csi::Drivers;
+use plugins::csi::limits::{self, Periods};
 use plugins::volumes::{Attachment, Layout, Objects, Standing, Volumes, Wish};
 use pod::events::Events;
 use pod::objects::PodObjects;
 use pod::ports::{HostError, HostResult, PluginVolume, PluginVolumes, Tasks};
 use pod::registry::PodEntry;
-use serde_json::json;
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::join::Cluster;
 use crate::node;
 
 /// Deltas of CSIDrivers that may wait.
 const DEPTH: usize = 16;
+/// gRPC's number for it.
+const RESOURCE_EXHAUSTED: i32 = 8;
 /// How long a mount waits for the first list of them.
 const DRIVERS: Duration = Duration::from_secs(10);
 
@@ -47,9 +50,10 @@ impl PluginVolumes for Port {
             }
         });
         match self.0.mount(Wish { pod: pod.clone(), volume: volume.clone(), again, wake }).await {
-            Standing::Ready { path } => PluginVolume::Ready(path),
+            Standing::Ready { path, relabel } => PluginVolume::Ready { path, relabel },
             Standing::Waits(what) => PluginVolume::Waits(what),
             Standing::Failed { reason, message, fresh } => PluginVolume::Failed { reason, message, fresh },
+            Standing::Exhausted => PluginVolume::Exhausted,
         }
     }
 
@@ -64,21 +68,16 @@ pub(crate) async fn find(
     node_name: &str,
     drivers: &Drivers,
     objects: Arc<dyn Objects>,
+    selinux: bool,
     tasks: &Tasks,
 ) -> Result<Volumes, tokio::task::JoinError> {
     let layout = Layout { root: root.to_owned(), proc: node::PROC.into(), node: node_name.to_owned() };
     let (drivers, stop) = (drivers.clone(), tasks.stop().clone());
-    tokio::task::spawn_blocking(move || Volumes::new(layout, drivers, objects, stop)).await
+    tokio::task::spawn_blocking(move || Volumes::new(layout, selinux, drivers, objects, stop)).await
 }
 
 /// What CSIDriver objects ask for, by name; None until the first list.
-type Rules = Option<BTreeMap<String, CSIDriverSpec>>;
-
-/// The followed CSIDrivers.
-struct Followed {
-    table: Arc<Mutex<Rules>>,
-    seen: watch::Receiver<bool>,
-}
+type Rules = Option<Arc<BTreeMap<String, CSIDriverSpec>>>;
 
 /// The API server, for volumes.
 pub(crate) struct ClusterVolumes {
@@ -86,7 +85,7 @@ pub(crate) struct ClusterVolumes {
     recorder: Recorder,
     objects: Arc<dyn PodObjects>,
     events: Events,
-    followed: OnceLock<Followed>,
+    followed: OnceLock<watch::Receiver<Rules>>,
     tasks: Tasks,
 }
 
@@ -102,59 +101,89 @@ impl ClusterVolumes {
         }
     }
 
-    fn followed(&self) -> &Followed {
-        self.followed.get_or_init(|| {
+    fn followed(&self) -> watch::Receiver<Rules> {
+        let follow = || {
             let source = Arc::new(self.client.clone());
             let (reflector, mut deltas, _) =
                 Reflector::<CSIDriver>::new(source, Scope::all(), DEPTH, cluster::system_unit());
             self.tasks.spawn(reflector.run(self.tasks.stop().clone()));
-            let table: Arc<Mutex<Rules>> = Arc::default();
-            let (told, seen) = watch::channel(false);
-            let taken = table.clone();
+            let (told, rules) = watch::channel(None);
             self.tasks.spawn(async move {
                 while let Some(delta) = deltas.recv().await {
-                    take(&mut taken.lock().unwrap_or_else(PoisonError::into_inner), delta);
-                    told.send_if_modified(|told| !std::mem::replace(told, true));
+                    told.send_modify(|table| take(table, delta));
                 }
             });
-            Followed { table, seen }
-        })
+            rules
+        };
+        self.followed.get_or_init(follow).clone()
+    }
+
+    /// Has the drivers that want it asked again and again how many volumes they can take. The CSIDrivers are followed from the first driver on.
+    pub(crate) async fn follow_limits(self: Arc<Self>, drivers: Drivers) {
+        let mut registered = drivers.registered();
+        if registered.wait_for(|all| !all.is_empty()).await.is_err() {
+            return;
+        }
+        let mut rules = self.followed();
+        let (told, periods) = watch::channel(Arc::default());
+        let asked = drivers.clone();
+        let ask = move |name: String| {
+            let drivers = asked.clone();
+            async move {
+                if let Err(e) = drivers.refresh(&name).await {
+                    warn!(driver = name, err = e, "Driver does not say how many volumes it can take");
+                }
+            }
+        };
+        let translate = async {
+            loop {
+                let table = rules.borrow_and_update().clone().unwrap_or_default();
+                let period = |spec: &CSIDriverSpec| DriverRules(Some(spec.clone())).limit_period();
+                let all: Periods = table.iter().filter_map(|(n, spec)| Some((n.clone(), period(spec)?))).collect();
+                told.send_if_modified(|known| {
+                    let news = **known != all;
+                    if news {
+                        *known = Arc::new(all);
+                    }
+                    news
+                });
+                if rules.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::join!(translate, limits::run(registered, periods, ask, self.tasks.stop().clone()));
     }
 }
 
-fn take(table: &mut Rules, delta: Delta<CSIDriver>) {
+fn take(rules: &mut Rules, delta: Delta<CSIDriver>) {
     let named = |d: CSIDriver| (d.metadata.name.unwrap_or_default(), d.spec);
+    let mut table = rules.take().map(Arc::unwrap_or_clone).unwrap_or_default();
     match delta {
-        Delta::Snapshot(all) => *table = Some(all.into_iter().map(named).collect()),
-        Delta::Upsert(driver) => {
-            let (name, spec) = named(driver);
-            table.get_or_insert_default().insert(name, spec);
-        }
-        Delta::Remove(key) => {
-            if let Some(table) = table {
-                table.remove(&key.name);
-            }
-        }
+        Delta::Snapshot(all) => table = all.into_iter().map(named).collect(),
+        Delta::Upsert(driver) => table.extend([named(driver)]),
+        Delta::Remove(key) => drop(table.remove(&key.name)),
     }
+    *rules = Some(Arc::new(table));
 }
 
 #[async_trait]
 impl Objects for ClusterVolumes {
     async fn rules(&self, driver: &str) -> Result<DriverRules, String> {
-        let followed = self.followed();
-        let mut seen = followed.seen.clone();
-        if !matches!(tokio::time::timeout(DRIVERS, seen.wait_for(|seen| *seen)).await, Ok(Ok(_))) {
-            return Err("the CSIDriver objects are not known yet".to_owned());
+        let mut rules = self.followed();
+        match tokio::time::timeout(DRIVERS, rules.wait_for(Option::is_some)).await {
+            Ok(Ok(table)) => Ok(DriverRules(table.as_ref().and_then(|t| t.get(driver)).cloned())),
+            _ => Err("the CSIDriver objects are not known yet".to_owned()),
         }
-        let table = followed.table.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(DriverRules(table.as_ref().and_then(|t| t.get(driver)).cloned()))
     }
 
     async fn attachment(&self, name: &str) -> Result<Attachment, String> {
         let found = self.client.get_attachment(name).await.map_err(|e| e.message)?;
         let status = found.status.unwrap_or_default();
+        let code = status.attach_error.and_then(|e| e.error_code);
         Ok(Attachment {
             attached: status.attached,
+            exhausted: code == Some(RESOURCE_EXHAUSTED),
             is_going: found.metadata.deletion_timestamp.is_some(),
             metadata: status.attachment_metadata.unwrap_or_default(),
         })
@@ -177,16 +206,8 @@ impl Objects for ClusterVolumes {
         Ok((token.token, token.ends))
     }
 
-    async fn grown(&self, pod: &DesiredPod, growth: &Growth) -> Result<(), String> {
-        let over = |kind: &str| json!({"$patch": "delete", "type": kind});
-        let patch = json!({
-            "metadata": {"uid": growth.claim_uid},
-            "status": {
-                "capacity": {"storage": growth.text},
-                "allocatedResourceStatuses": {"storage": null},
-                "conditions": [over("FileSystemResizePending"), over("Resizing"), over("NodeResizeError")],
-            },
-        });
+    async fn resized(&self, pod: &DesiredPod, growth: &Growth, news: &ResizeNews) -> Result<(), String> {
+        let Some(patch) = growth.patch(news, Timestamp::now()) else { return Ok(()) };
         let patched = self.client.patch_claim_status(pod.namespace(), &growth.claim, &patch).await;
         patched.map(|_| ()).map_err(|e| e.message)
     }
@@ -236,7 +257,7 @@ impl Objects for Alone {
         alone()
     }
 
-    async fn grown(&self, _: &DesiredPod, _: &Growth) -> Result<(), String> {
+    async fn resized(&self, _: &DesiredPod, _: &Growth, _: &ResizeNews) -> Result<(), String> {
         alone()
     }
 

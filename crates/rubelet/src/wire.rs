@@ -16,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::node::eviction::{Eviction, EvictionPorts, NothingToReclaim};
+use ::node::eviction::{Eviction, EvictionPorts};
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
 use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
 use decide::credentials::records::Policy;
 use decide::gc::ContainerGcPolicy;
+use decide::node::NodeEvent;
 use decide::resources;
 use decide::restart::RestartGates;
 use host::cgroup::{CgroupLayout, CgroupManager, HostCgroups, SystemdBus};
@@ -53,6 +54,7 @@ use crate::eviction;
 use crate::figures;
 use crate::https;
 use crate::join::Cluster;
+use crate::machine::{self, AllPods};
 use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
@@ -112,6 +114,14 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let kubepods = resources::kubepods_name(&config.cgroup_root);
     let cgroups = cgroup_manager(layout.clone(), node::cgroup_driver(&config, runtime.cgroup_driver));
     let kubepods_path = cgroups.cri_cgroup_parent(&kubepods);
+    let node_events = node_object::events(cluster.as_ref(), &node_name);
+    node_events.event(&NodeEvent::starting());
+    machine::tune_kernel(Path::new(node::PROC), config.protect_kernel_defaults)?;
+    let all_pods = AllPods {
+        cgroups: cgroups.clone(),
+        name: kubepods.clone(),
+        resources: facts.kubepods(config.enforce_node_allocatable.iter().any(|e| e == "pods")),
+    };
     let host: Arc<dyn PodHost> = Arc::new(NodeHost::new(
         Paths {
             root: flags.root_dir().to_owned(),
@@ -119,14 +129,16 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             container_logs: PathBuf::from(decide::config::names::CONTAINER_LOGS_DIR),
             proc: PathBuf::from(node::PROC),
         },
-        cgroups,
+        cgroups.clone(),
         kubepods.clone(),
         addresses.iter().map(ToString::to_string).collect(),
     ));
     if config.cgroups_per_qos {
-        let enforce = config.enforce_node_allocatable.iter().any(|e| e == "pods");
-        host.update_cgroups(&[(kubepods.clone(), facts.kubepods(enforce))]).await.map_err(|e| e.chain())?;
+        all_pods.enforce(node_events.clone(), &tasks).await?;
     }
+    machine::reserve(&*cgroups, &node::reserved_groups(&config, &gates, &layout, &facts), &*node_events)?;
+    let proc = Path::new(node::PROC);
+    machine::sort_processes(&config, HostCgroups::cgroupfs(layout.clone(), proc), proc, &tasks);
 
     let clock = Clock::system();
     let random = Random::from_os();
@@ -151,6 +163,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let user_namespaces = UserNamespaces::restore(user_namespaces, host.clone(), flags.root_dir()).await?;
     let quick_restarts = gates.enabled(Gate::ReduceDefaultCrashLoopBackOffDecay);
     let settings = Settings {
+        resize: node::resize_rules(&config, &gates),
         node_name: node_name.clone(),
         runtime_name: runtime.name.clone(),
         root_dir: flags.root_dir().to_owned(),
@@ -167,12 +180,13 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         },
         container_gc: ContainerGcPolicy {
             max_per_name: i64::from(flags.maximum_dead_containers_per_container()),
-            max_total: -1,
+            max_total: i64::from(flags.maximum_dead_containers()),
             min_age: flags.minimum_container_ttl(),
         },
         cluster_dns: config.cluster_dns.clone(),
         cluster_domain: config.cluster_domain.clone(),
         resolv_conf: (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf)),
+        memory_reserve: node::memory_reserve(&config, &gates, &facts),
         local_storage_isolation: config.local_storage_capacity_isolation,
         cgroups_per_qos: config.cgroups_per_qos,
         kubepods,
@@ -192,6 +206,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         clock.clone(),
         &tasks,
     );
+    pod::dead::start(settings.container_gc, runtime.reader.clone(), registry.clone(), clock.clone(), &tasks);
     let queue = if cluster.is_some() { StatusQueue::watched() } else { StatusQueue::default() };
     let mirrors = Mirrors::new(queue.clone());
     let events = cluster.as_ref().map_or_else(Events::default, |c| Events::to(Arc::new(c.recorder.clone())));
@@ -201,11 +216,23 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     };
     let drivers = Drivers::default();
     let volume_objects: Arc<dyn Objects> = match &cluster {
-        Some(cluster) => Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks)),
+        Some(cluster) => {
+            let volumes = Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks));
+            tasks.spawn_until_stop(volumes.clone().follow_limits(drivers.clone()));
+            volumes
+        }
         None => Arc::new(plugin_volumes::Alone),
     };
     // Before the node tells anything: what stands is in use.
-    let volumes = plugin_volumes::find(flags.root_dir(), &node_name, &drivers, volume_objects, &tasks).await?;
+    let volumes = plugin_volumes::find(
+        flags.root_dir(),
+        &node_name,
+        &drivers,
+        volume_objects,
+        settings.node.selinux.is_some(),
+        &tasks,
+    )
+    .await?;
     let mut images = Images::new(
         runtime.reader.clone(),
         runtime.mutator.clone(),
@@ -220,12 +247,25 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         records.take_over(&*runtime.reader).await;
         images = images.with_records(records);
     }
+    let image_gc = ::node::images::ImagePorts {
+        reader: runtime.reader.clone(),
+        images: images.collection(),
+        space: Arc::new(node::space),
+        registry: registry.clone(),
+        events: node_events.clone(),
+        metrics: metrics.clone(),
+        clock: clock.clone(),
+    };
+    let image_gc = ::node::images::start(node::image_gc(&config), image_gc, &tasks);
     let figures_parts = figures::Parts {
         reader: runtime.reader.clone(),
         objects: objects.clone(),
         layout: layout.clone(),
         kubepods: kubepods_path.clone(),
         started: settings.agent_started,
+        volumes: volumes.clone(),
+        events: events.clone(),
+        volume_health: gates.enabled(Gate::CSIVolumeHealth),
     };
     let stats = figures::stats(&config, &flags, figures_parts, &node_name, &registry, &metrics);
     let places = eviction::Places {
@@ -237,14 +277,16 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     };
     let eviction_ports = EvictionPorts {
         figures: Arc::new(eviction::NodeFigures::new(places, runtime.reader.clone(), stats.clone())),
-        reclaim: Arc::new(NothingToReclaim),
+        reclaim: Arc::new(eviction::Unused { registry: registry.clone(), images: image_gc }),
         admit: Arc::new(admit.clone()),
         registry: registry.clone(),
         events: events.clone(),
+        node_events: node_events.clone(),
         metrics: metrics.clone(),
     };
     // The node's first word about its pressures is true.
-    let mut eviction = Eviction::start(eviction::config(&config, &flags, &gates), eviction_ports).await?;
+    let eviction = Eviction::start(eviction::config(&config, &flags, &gates), eviction_ports).await?;
+    oom::start(node_events.clone(), &tasks);
     let deps = Arc::new(PodDeps {
         images,
         objects,
@@ -279,17 +321,15 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let parts = Parts {
             runtime: deps.reader.clone(),
             health: pleg.health.clone(),
-            images_changed: deps.images.pulled(),
+            images_changed: deps.images.changed(),
             declared_features: node_object::declared_features(&gates),
             volumes_in_use: volumes.in_use(),
             drivers: drivers.registered(),
             pressures: eviction.pressures(),
-            events: node_object::events(cluster, &node_name),
+            events: node_events.clone(),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
-        eviction = eviction.with_node_events(parts.events.clone());
-        oom::start(parts.events.clone(), &tasks);
         let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
         startup::follow(handles.node.clone(), Path::new(node::PROC), &metrics, &tasks);
         let pod_api = Arc::new(cluster.client.clone());
@@ -383,6 +423,7 @@ impl Runtime {
                 info!(
                     "CRI implementation should be updated to support RuntimeConfig. Falling back to using cgroupDriver from kubelet config"
                 );
+                metrics.runtime_loses_support("1.37.0");
                 None
             }
             Err(e) => return Err(unusable(&e).into()),

@@ -15,6 +15,8 @@
 
 pub mod client;
 mod figures;
+#[doc(hidden)]
+pub mod fuzz;
 mod health;
 mod healthz;
 mod local;

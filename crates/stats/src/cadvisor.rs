@@ -12,7 +12,7 @@ use host::proc::{CpuTopology, DiskTraffic, InterfaceTraffic, Machine};
 
 use crate::groups::{Group, Groups};
 use crate::names::{Names, Owner};
-use crate::text::{Family, Kind, Page, label, labels, seconds};
+use crate::text::{Family, Kind, Page, Value, label, labels};
 
 const TASK_STATES: [&str; 5] = ["iowaiting", "running", "sleeping", "stopped", "uninterruptible"];
 
@@ -119,7 +119,7 @@ fn row<'a>(inputs: &Inputs<'a>, group: &'a Group) -> Option<Row<'a>> {
 }
 
 /// One series for each row that has a value.
-fn each(mut family: Family<'_>, rows: &[Row<'_>], value: impl Fn(&Row<'_>) -> Option<f64>) {
+fn each(mut family: Family<'_>, rows: &[Row<'_>], value: impl Fn(&Row<'_>) -> Option<Value>) {
     for row in rows {
         if let Some(value) = value(row) {
             family.sample(&[&row.labels], value, Some(row.at));
@@ -143,18 +143,20 @@ fn version(page: &mut Page, facts: &MachineFacts) {
 }
 
 fn cpu(page: &mut Page, rows: &[Row<'_>]) {
-    type Value = fn(&GroupDetail) -> f64;
-    let throttling: [(&'static str, &'static str, Value); 5] = [
+    type Counted = fn(&GroupDetail) -> Value;
+    let throttling: [(&'static str, &'static str, Counted); 5] = [
         ("container_cpu_cfs_burst_periods_total", "Periods in which the quota was exceeded by a burst.", |d| {
-            d.throttling.bursts as f64
+            d.throttling.bursts.into()
         }),
-        ("container_cpu_cfs_burst_seconds_total", "Time of such bursts, seconds.", |d| seconds(d.throttling.burst_ns)),
-        ("container_cpu_cfs_periods_total", "Periods of the CPU quota.", |d| d.throttling.periods as f64),
+        ("container_cpu_cfs_burst_seconds_total", "Time of such bursts, seconds.", |d| {
+            Value::ns(d.throttling.burst_ns)
+        }),
+        ("container_cpu_cfs_periods_total", "Periods of the CPU quota.", |d| d.throttling.periods.into()),
         ("container_cpu_cfs_throttled_periods_total", "Periods in which the quota ran out.", |d| {
-            d.throttling.throttled as f64
+            d.throttling.throttled.into()
         }),
         ("container_cpu_cfs_throttled_seconds_total", "Time without CPU because of the quota, seconds.", |d| {
-            seconds(d.throttling.throttled_ns)
+            Value::ns(d.throttling.throttled_ns)
         }),
     ];
     for (name, help, value) in throttling {
@@ -163,24 +165,24 @@ fn cpu(page: &mut Page, rows: &[Row<'_>]) {
     }
     for name in ["container_cpu_load_average_10s", "container_cpu_load_d_average_10s"] {
         each(page.family(name, Kind::Gauge, "Load of the group; not counted, as in Go's kubelet."), rows, |_| {
-            Some(0.0)
+            Some(Value::Whole(0))
         });
     }
     let family = page.family("container_cpu_system_seconds_total", Kind::Counter, "CPU time in the kernel, seconds.");
-    each(family, rows, |r| r.group.figures.cpu_ns.map(|_| seconds(r.detail.system_ns)));
+    each(family, rows, |r| r.group.figures.cpu_ns.map(|_| Value::ns(r.detail.system_ns)));
     let mut family = page.family("container_cpu_usage_seconds_total", Kind::Counter, "CPU time, seconds.");
     for row in rows {
         if let Some(ns) = row.group.figures.cpu_ns {
-            family.sample(&[&row.labels, "cpu=\"total\""], seconds(ns), Some(row.at));
+            family.sample(&[&row.labels, "cpu=\"total\""], Value::ns(ns), Some(row.at));
         }
     }
     let family = page.family("container_cpu_user_seconds_total", Kind::Counter, "CPU time in user mode, seconds.");
-    each(family, rows, |r| r.group.figures.cpu_ns.map(|_| seconds(r.detail.user_ns)));
+    each(family, rows, |r| r.group.figures.cpu_ns.map(|_| Value::ns(r.detail.user_ns)));
 }
 
 fn memory(page: &mut Page, rows: &[Row<'_>]) {
-    type Value = fn(&MemoryFigures, &GroupDetail) -> u64;
-    let all: [(&'static str, Kind, &'static str, Value); 11] = [
+    type Counted = fn(&MemoryFigures, &GroupDetail) -> u64;
+    let all: [(&'static str, Kind, &'static str, Counted); 11] = [
         ("container_memory_cache", Kind::Gauge, "Page cache, bytes.", |m, _| m.cache),
         ("container_memory_failcnt", Kind::Counter, "Times that the memory limit was hit.", |_, d| d.fail_count),
         ("container_memory_kernel_usage", Kind::Gauge, "Kernel memory, bytes.", |_, d| d.kernel),
@@ -207,7 +209,7 @@ fn memory(page: &mut Page, rows: &[Row<'_>]) {
     ];
     for (name, kind, help, value) in all {
         let family = page.family(name, kind, help);
-        each(family, rows, |r| r.group.figures.memory.as_ref().map(|m| value(m, r.detail) as f64));
+        each(family, rows, |r| r.group.figures.memory.as_ref().map(|m| value(m, r.detail).into()));
     }
     let mut family = page.family("container_memory_failures_total", Kind::Counter, "Page faults.");
     for row in rows {
@@ -221,12 +223,12 @@ fn memory(page: &mut Page, rows: &[Row<'_>]) {
     }
     let family =
         page.family("container_oom_events_total", Kind::Counter, "Processes that were ended for want of memory.");
-    each(family, rows, |r| Some(r.detail.oom_kills as f64));
+    each(family, rows, |r| Some(r.detail.oom_kills.into()));
 }
 
 fn network(page: &mut Page, rows: &[Row<'_>]) {
-    type Value = fn(&InterfaceTraffic) -> u64;
-    let all: [(&'static str, &'static str, Value); 8] = [
+    type Counted = fn(&InterfaceTraffic) -> u64;
+    let all: [(&'static str, &'static str, Counted); 8] = [
         ("container_network_receive_bytes_total", "Bytes received.", |i| i.received.bytes),
         ("container_network_receive_errors_total", "Errors while receiving.", |i| i.received.errors),
         ("container_network_receive_packets_dropped_total", "Received packets that were dropped.", |i| {
@@ -250,8 +252,8 @@ fn network(page: &mut Page, rows: &[Row<'_>]) {
 }
 
 fn processes(page: &mut Page, rows: &[Row<'_>]) {
-    type Value = fn(&Row<'_>) -> u64;
-    let all: [(&'static str, &'static str, Value); 5] = [
+    type Counted = fn(&Row<'_>) -> u64;
+    let all: [(&'static str, &'static str, Counted); 5] = [
         ("container_file_descriptors", "File descriptors that the group's processes have open.", |r| {
             r.group.open.descriptors
         }),
@@ -263,7 +265,7 @@ fn processes(page: &mut Page, rows: &[Row<'_>]) {
         }),
     ];
     for (name, help, value) in all {
-        each(page.family(name, Kind::Gauge, help), rows, |r| Some(value(r) as f64));
+        each(page.family(name, Kind::Gauge, help), rows, |r| Some(value(r).into()));
     }
     let mut family =
         page.family("container_tasks_state", Kind::Gauge, "Tasks by state; not counted, as in Go's kubelet.");
@@ -276,7 +278,7 @@ fn processes(page: &mut Page, rows: &[Row<'_>]) {
         page.family("container_ulimits_soft", Kind::Gauge, "Soft limits of the first process; -1: unlimited.");
     for row in rows {
         if let Some(limit) = row.group.open_limit {
-            family.sample(&[&row.labels, "ulimit=\"max_open_files\""], limit, Some(row.at));
+            family.sample(&[&row.labels, "ulimit=\"max_open_files\""], Value::Signed(limit), Some(row.at));
         }
     }
 }
@@ -296,40 +298,38 @@ fn pressure(page: &mut Page, rows: &[Row<'_>]) {
     ];
     for ([stalled, waiting], which) in resources {
         let family = page.family(stalled, Kind::Counter, "Time that all tasks waited for the resource, seconds.");
-        each(family, rows, |r| which(r).map(|p| p.full.total as f64 / 1e6));
+        each(family, rows, |r| which(r).map(|p| Value::us(p.full.total)));
         let family = page.family(waiting, Kind::Counter, "Time that some task waited for the resource, seconds.");
-        each(family, rows, |r| which(r).map(|p| p.some.total as f64 / 1e6));
+        each(family, rows, |r| which(r).map(|p| Value::us(p.some.total)));
     }
 }
 
 fn filesystems(page: &mut Page, rows: &[Row<'_>], devices: &[DeviceFigures]) {
     let Some(root) = rows.iter().find(|r| r.root) else { return };
-    type Value = fn(&DeviceFigures) -> f64;
+    type Counted = fn(&DeviceFigures) -> Value;
     let (counter, gauge) = (Kind::Counter, Kind::Gauge);
-    let all: [(&'static str, Kind, &'static str, Value); 15] = [
-        ("container_fs_inodes_free", gauge, "Inodes that are free.", |d| d.fs.inodes_free as f64),
-        ("container_fs_inodes_total", gauge, "Inodes.", |d| d.fs.inodes as f64),
-        ("container_fs_io_current", gauge, "Requests in flight.", |d| d.traffic.in_flight as f64),
+    let all: [(&'static str, Kind, &'static str, Counted); 15] = [
+        ("container_fs_inodes_free", gauge, "Inodes that are free.", |d| d.fs.inodes_free.into()),
+        ("container_fs_inodes_total", gauge, "Inodes.", |d| d.fs.inodes.into()),
+        ("container_fs_io_current", gauge, "Requests in flight.", |d| d.traffic.in_flight.into()),
         ("container_fs_io_time_seconds_total", counter, "Time with requests in flight, seconds.", |d| {
-            d.traffic.busy_ms as f64 / 1e3
+            Value::ms(d.traffic.busy_ms)
         }),
         ("container_fs_io_time_weighted_seconds_total", counter, "The same, weighted by their number.", |d| {
-            d.traffic.weighted_ms as f64 / 1e3
+            Value::ms(d.traffic.weighted_ms)
         }),
-        ("container_fs_limit_bytes", gauge, "Size of the file system, bytes.", |d| d.fs.capacity as f64),
-        ("container_fs_read_seconds_total", counter, "Time spent reading, seconds.", |d| {
-            d.traffic.read_ms as f64 / 1e3
-        }),
-        ("container_fs_reads_merged_total", counter, "Reads merged with others.", |d| d.traffic.reads_merged as f64),
-        ("container_fs_reads_total", counter, "Reads.", |d| d.traffic.reads as f64),
-        ("container_fs_sector_reads_total", counter, "Sectors read.", |d| d.traffic.sectors_read as f64),
-        ("container_fs_sector_writes_total", counter, "Sectors written.", |d| d.traffic.sectors_written as f64),
-        ("container_fs_usage_bytes", gauge, "Bytes in use on the file system.", |d| d.fs.used as f64),
+        ("container_fs_limit_bytes", gauge, "Size of the file system, bytes.", |d| d.fs.capacity.into()),
+        ("container_fs_read_seconds_total", counter, "Time spent reading, seconds.", |d| Value::ms(d.traffic.read_ms)),
+        ("container_fs_reads_merged_total", counter, "Reads merged with others.", |d| d.traffic.reads_merged.into()),
+        ("container_fs_reads_total", counter, "Reads.", |d| d.traffic.reads.into()),
+        ("container_fs_sector_reads_total", counter, "Sectors read.", |d| d.traffic.sectors_read.into()),
+        ("container_fs_sector_writes_total", counter, "Sectors written.", |d| d.traffic.sectors_written.into()),
+        ("container_fs_usage_bytes", gauge, "Bytes in use on the file system.", |d| d.fs.used.into()),
         ("container_fs_write_seconds_total", counter, "Time spent writing, seconds.", |d| {
-            d.traffic.write_ms as f64 / 1e3
+            Value::ms(d.traffic.write_ms)
         }),
-        ("container_fs_writes_merged_total", counter, "Writes merged with others.", |d| d.traffic.writes_merged as f64),
-        ("container_fs_writes_total", counter, "Writes.", |d| d.traffic.writes as f64),
+        ("container_fs_writes_merged_total", counter, "Writes merged with others.", |d| d.traffic.writes_merged.into()),
+        ("container_fs_writes_total", counter, "Writes.", |d| d.traffic.writes.into()),
     ];
     let own: Vec<String> = devices.iter().map(|d| label("device", &d.place.device)).collect();
     for (name, kind, help, value) in all {
@@ -370,12 +370,12 @@ fn spec(page: &mut Page, rows: &[Row<'_>], inputs: &Inputs<'_>) {
     });
     let mut family = page.family("container_last_seen", Kind::Gauge, "When the group was last seen, seconds.");
     for row in rows {
-        family.sample(&[&row.labels], inputs.now, Some(row.at));
+        family.sample(&[&row.labels], Value::Signed(inputs.now), Some(row.at));
     }
     let mut family =
         page.family("container_health_state", Kind::Gauge, "The runtime's own health check; -1: there is none.");
     for row in rows {
-        family.sample(&[&row.labels], -1, Some(row.at));
+        family.sample(&[&row.labels], Value::Signed(-1), Some(row.at));
     }
 }
 

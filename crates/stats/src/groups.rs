@@ -6,11 +6,15 @@ use std::time::Duration;
 
 use host::cgroup::{CgroupLayout, Detail, GroupFigures};
 use host::proc::{InterfaceTraffic, OpenFiles};
-use jiff::Timestamp;
+use host::small_files::SmallFiles;
+use jiff::{SignedDuration, Timestamp};
 use tracing::warn;
 
 use crate::names::{Names, Owner};
 
+/// How long what the node's own processes have open is taken for known. There may be thousands of them, each with many files, and cAdvisor
+/// looks at them every 10 to 15 s.
+const OUTSIDE: SignedDuration = SignedDuration::from_secs(15);
 /// Deeper than this no container nests its groups.
 const MAX_DEPTH: usize = 16;
 
@@ -49,10 +53,14 @@ pub(crate) struct Group {
 }
 
 /// All groups.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Groups {
     /// The node first, then those of pods, parents before children, then those of the system.
     pub(crate) all: Vec<Group>,
+    /// How much of each is known.
+    pub(crate) detail: Detail,
+    /// What the processes of the root group have open, and since when that is known.
+    pub(crate) outside: Option<(Timestamp, OpenFiles)>,
     /// The rates are known, as far as groups were there before.
     pub(crate) rated: bool,
 }
@@ -83,30 +91,33 @@ impl CpuTimes {
     }
 }
 
-/// What is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) detail: Detail,
-    /// Also groups that containers made within theirs.
-    pub(crate) nested: bool,
-}
-
 /// A first, short look: CPU times alone. Blocks.
 pub(crate) fn cpu_times(settings: &GroupSettings, names: &Names) -> CpuTimes {
     let mut times = HashMap::new();
+    let mut files = SmallFiles::default();
     for (path, _) in paths(settings, names, false) {
-        if let Some(ns) = settings.layout.cpu_time(&path) {
+        if let Some(ns) = settings.layout.cpu_time(&path, &mut files) {
             times.insert(path, (Timestamp::now(), ns));
         }
     }
     CpuTimes(times)
 }
 
-/// Reads all groups. A group that goes meanwhile is left out. Blocks for about a tenth of a millisecond a group.
-pub(crate) fn read(settings: &GroupSettings, names: &Names, wanted: Wanted, before: Option<&CpuTimes>) -> Groups {
-    let mut all = Vec::new();
-    for (path, owner) in paths(settings, names, wanted.nested) {
-        let figures = match settings.layout.figures(&path, &settings.proc, wanted.detail) {
+/// Reads all groups; with [`Detail::Full`] also those that containers made within theirs. A group that goes meanwhile is left out. Blocks
+/// for about a tenth of a millisecond a group. `outside`: as the look before had it.
+pub(crate) fn read(
+    settings: &GroupSettings,
+    names: &Names,
+    detail: Detail,
+    before: Option<&CpuTimes>,
+    outside: Option<(Timestamp, OpenFiles)>,
+) -> Groups {
+    let mut outside = outside.filter(|(since, _)| Timestamp::now().duration_since(*since) < OUTSIDE);
+    let mut files = SmallFiles::default();
+    let paths = paths(settings, names, detail == Detail::Full);
+    let mut all = Vec::with_capacity(paths.len());
+    for (path, owner) in paths {
+        let figures = match settings.layout.figures(&path, &settings.proc, detail, &mut files) {
             Ok(Some(figures)) => figures,
             Ok(None) => continue,
             Err(e) => {
@@ -126,42 +137,53 @@ pub(crate) fn read(settings: &GroupSettings, names: &Names, wanted: Wanted, befo
             open: OpenFiles::default(),
             open_limit: None,
         };
-        processes(settings, &mut group);
+        processes(settings, &mut group, &mut files);
+        if group.path != "/" {
+            group.open = open_files(settings, &group);
+        } else if group.figures.detail.is_some() {
+            (_, group.open) = *outside.get_or_insert_with(|| (at, open_files(settings, &group)));
+        }
         all.push(group);
     }
-    Groups { all, rated: before.is_some() }
+    Groups { all, detail, outside, rated: before.is_some() }
 }
 
 /// What is known of a group by its processes.
-fn processes(settings: &GroupSettings, group: &mut Group) {
+fn processes(settings: &GroupSettings, group: &mut Group, files: &mut SmallFiles) {
     let proc = &settings.proc;
     let root = group.path == "/";
     if root {
         // The host's namespace, whichever this process is in.
-        group.interfaces = host::proc::interface_traffic(proc, 1).ok();
+        group.interfaces = host::proc::interface_traffic(proc, 1, files);
     } else if matches!(group.owner, Owner::Sandbox(_) | Owner::Container(_)) {
         let all = match &group.figures.detail {
             Some(detail) => &detail.processes,
-            None => &settings.layout.processes(&group.path),
+            None => &settings.layout.processes(&group.path, files),
         };
         if let Owner::Sandbox(_) = group.owner {
-            group.interfaces = all.first().and_then(|pid| host::proc::interface_traffic(proc, *pid).ok());
+            group.interfaces = all.first().and_then(|pid| host::proc::interface_traffic(proc, *pid, files));
         } else {
             group.processes = Some(all.len() as u64);
         }
     }
     let Some(detail) = &group.figures.detail else { return };
-    for pid in &detail.processes {
-        let open = host::proc::open_files(proc, *pid);
-        group.open.descriptors += open.descriptors;
-        group.open.sockets += open.sockets;
-    }
     // Of a container's own process, or of the node's first one.
     let first = match group.owner {
         Owner::Container(_) | Owner::Sandbox(_) => detail.processes.first().copied(),
         _ => root.then_some(1),
     };
-    group.open_limit = first.and_then(|pid| host::proc::open_files_limit(proc, pid).ok().flatten());
+    group.open_limit = first.and_then(|pid| host::proc::open_files_limit(proc, pid, files));
+}
+
+/// What the processes of a group have open.
+fn open_files(settings: &GroupSettings, group: &Group) -> OpenFiles {
+    let mut all = OpenFiles::default();
+    for pid in group.figures.detail.iter().flat_map(|d| &d.processes) {
+        let open = host::proc::open_files(&settings.proc, *pid);
+        all.descriptors += open.descriptors;
+        all.sockets += open.sockets;
+    }
+    all
 }
 
 /// The groups to read, with their owners.

@@ -41,14 +41,14 @@ use tokio::sync::OnceCell;
 use tracing::warn;
 
 use cadvisor::{DeviceFigures, MachineFacts};
-use groups::{CpuTimes, GLANCE, Groups, Wanted};
+use groups::{CpuTimes, GLANCE, Groups};
 use names::Names;
 use shared::Shared;
 use storage::{Storage, Volume};
 use text::{Kind, Page, labels};
 
 pub use groups::GroupSettings;
-pub use storage::{ClaimedVolume, Claims, StorageSettings};
+pub use storage::{ClaimedVolume, Claims, DriverFigures, StorageSettings};
 
 /// How long what was collected serves others.
 pub const SHARED: Duration = Duration::from_secs(2);
@@ -103,7 +103,8 @@ pub struct Stats {
     metrics: Arc<Metrics>,
     machine: OnceCell<Arc<MachineFacts>>,
     names: Shared<Names>,
-    usage: Shared<Usage>,
+    groups: Shared<Look>,
+    told: Shared<Vec<v1::ContainerStats>>,
     storage: Shared<Storage>,
     volumes: Shared<HashMap<String, Vec<Volume>>>,
     cadvisor: Shared<Bytes>,
@@ -112,9 +113,9 @@ pub struct Stats {
 }
 
 /// One look at the groups, with the names of that moment.
-struct Usage {
+struct Look {
     names: Arc<Names>,
-    groups: Arc<Groups>,
+    groups: Groups,
     /// What the runtime says of containers without a group here, by id.
     fallback: HashMap<String, v1::ContainerStats>,
 }
@@ -135,7 +136,8 @@ impl Stats {
             metrics,
             machine: OnceCell::new(),
             names: Shared::new(SHARED, SHARED),
-            usage: Shared::new(SHARED, RATE_WINDOW),
+            groups: Shared::new(SHARED, RATE_WINDOW),
+            told: Shared::new(SHARED, SHARED),
             storage: Shared::new(SHARED, SHARED),
             volumes: Shared::new(volumes, volumes),
             cadvisor: Shared::new(SHARED, SHARED),
@@ -148,14 +150,14 @@ impl Stats {
     /// # Errors
     /// The runtime does not tell what runs, or the host does not answer.
     pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Vec<u8>, StatsError> {
-        let usage = self.usage(true).await?;
+        let look = self.look(Detail::Usage, true).await?;
         let machine = self.machine().await?;
         let storage = match only_cpu_and_memory {
             true => None,
-            false => Some(self.storage(&usage.names).await?),
+            false => Some(self.storage(&look.names).await?),
         };
         let volumes = match (only_cpu_and_memory, self.settings.volume_period) {
-            (false, Some(_)) => Some(self.volumes(&usage.names).await?),
+            (false, Some(_)) => Some(self.volumes(&look.names).await?),
             _ => None,
         };
         let settings = self.settings.clone();
@@ -175,9 +177,9 @@ impl Stats {
                     swap: machine.machine.swap,
                     processes,
                 },
-                names: &usage.names,
-                groups: &usage.groups,
-                fallback: &usage.fallback,
+                names: &look.names,
+                groups: &look.groups,
+                fallback: &look.fallback,
                 storage: storage.as_deref(),
                 volumes: volumes.as_deref(),
                 now: Timestamp::now(),
@@ -189,10 +191,10 @@ impl Stats {
 
     /// `/metrics/resource`. What cannot be had shows as `resource_scrape_error`.
     pub async fn resource(&self) -> String {
-        let (usage, machine) = (self.usage(false).await, self.machine().await);
+        let (look, machine) = (self.look(Detail::Usage, false).await, self.machine().await);
         let swap = machine.map_or(0, |m| m.machine.swap);
-        match usage {
-            Ok(usage) => resource::page(Some((&usage.names, &usage.groups)), &usage.fallback, swap),
+        match look {
+            Ok(look) => resource::page(Some((&look.names, &look.groups)), &look.fallback, swap),
             Err(e) => {
                 warn!(err = &e as &dyn std::error::Error, "The figures of the node cannot be read");
                 resource::page(None, &HashMap::new(), swap)
@@ -235,23 +237,24 @@ impl Stats {
         self.names.get(|_| true, make).await
     }
 
-    /// CPU and memory of all groups; with rates when they are wanted.
-    async fn usage(&self, rated: bool) -> Result<Arc<Usage>, StatsError> {
-        let make = |before: Option<(Arc<Usage>, Duration)>| async move {
+    /// All groups, in this detail or more, with rates when they are wanted.
+    async fn look(&self, detail: Detail, rated: bool) -> Result<Arc<Look>, StatsError> {
+        let make = |before: Option<(Arc<Look>, Duration)>| async move {
             let names = self.names().await?;
+            let outside = before.as_ref().and_then(|(look, _)| look.groups.outside);
             // A rate over no time at all would be one of the clock.
-            let before = before.filter(|(_, age)| *age >= GLANCE).map(|(usage, _)| usage.groups.cpu_times());
+            let before = before.filter(|(_, age)| *age >= GLANCE).map(|(look, _)| look.groups.cpu_times());
             let before = match before {
                 None if rated => Some(self.glance(&names).await?),
                 before => before,
             };
             let (settings, of) = (self.settings.clone(), names.clone());
-            let wanted = Wanted { detail: Detail::Usage, nested: false };
-            let groups = blocking(move || Ok(groups::read(&settings.groups, &of, wanted, before.as_ref()))).await?;
+            let read = move || Ok(groups::read(&settings.groups, &of, detail, before.as_ref(), outside));
+            let groups = blocking(read).await?;
             let fallback = self.fallback(&names, &groups).await;
-            Ok(Usage { names, groups: Arc::new(groups), fallback })
+            Ok(Look { names, groups, fallback })
         };
-        self.usage.get(|usage| usage.groups.rated || !rated, make).await
+        self.groups.get(|look| look.groups.detail >= detail && (look.groups.rated || !rated), make).await
     }
 
     /// A first look for the rates of the second.
@@ -282,14 +285,19 @@ impl Stats {
         if missing.is_empty() {
             return HashMap::new();
         }
-        let stats = self.reader.list_container_stats(None).await.unwrap_or_default();
-        let known = stats.into_iter().filter_map(|s| Some((s.attributes.as_ref()?.id.clone(), s)));
-        known.filter(|(id, _)| missing.contains(id.as_str())).collect()
+        let Ok(stats) = self.told().await else { return HashMap::new() };
+        let known = stats.iter().filter_map(|s| Some((s.attributes.as_ref()?.id.as_str(), s)));
+        known.filter(|(id, _)| missing.contains(id)).map(|(id, s)| (id.to_owned(), s.clone())).collect()
+    }
+
+    /// What the runtime says of all containers.
+    async fn told(&self) -> Result<Arc<Vec<v1::ContainerStats>>, CriError> {
+        self.told.get(|_| true, |_| self.reader.list_container_stats(None)).await
     }
 
     async fn storage(&self, names: &Arc<Names>) -> Result<Arc<Storage>, StatsError> {
         let make = |_| async {
-            let (images, stats) = tokio::join!(self.reader.image_fs_info(), self.reader.list_container_stats(None));
+            let (images, stats) = tokio::join!(self.reader.image_fs_info(), self.told());
             // Without them the rest is worth as much.
             let known = |e: &CriError| {
                 warn!(err = e as &dyn std::error::Error, "The runtime does not tell what its files take")
@@ -312,8 +320,8 @@ impl Stats {
                     claims.insert(pod.uid.clone(), of_pod);
                 }
             }
-            let metrics = self.metrics.clone();
-            blocking(move || Ok(storage::volumes(&settings.storage, &names, &claims, &metrics))).await
+            let (drivers, metrics) = (self.claims.drivers().await, self.metrics.clone());
+            blocking(move || Ok(storage::volumes(&settings.storage, &names, &claims, &drivers, &metrics))).await
         };
         self.volumes.get(|_| true, make).await
     }
@@ -325,19 +333,17 @@ impl Stats {
     }
 
     async fn make_cadvisor(&self) -> Result<Bytes, StatsError> {
-        let names = self.names().await?;
-        let images = self.images(&names).await;
+        let look = self.look(Detail::Full, false).await?;
+        let images = self.images(&look.names).await;
         let facts = self.machine().await?;
         let settings = self.settings.clone();
         blocking(move || {
-            let wanted = Wanted { detail: Detail::Full, nested: true };
-            let groups = groups::read(&settings.groups, &names, wanted, None);
             let devices = devices(&settings);
             let now = Timestamp::now().as_second();
             Ok(Bytes::from(cadvisor::page(&cadvisor::Inputs {
                 facts: &facts,
-                names: &names,
-                groups: &groups,
+                names: &look.names,
+                groups: &look.groups,
                 devices: &devices,
                 images: &images,
                 now,
@@ -444,23 +450,28 @@ fn logs_and_claims(names: &Names, storage: &Storage, volumes: Option<&HashMap<St
     for pod in &names.pods {
         for volume in volumes.and_then(|v| v.get(&pod.uid)).into_iter().flatten() {
             if let Some(claim) = &volume.claim {
-                claims.insert((pod.namespace.as_str(), claim.as_str()), volume.usage);
+                claims.insert((pod.namespace.as_str(), claim.as_str()), volume);
             }
         }
     }
-    type Value = fn(&storage::Usage) -> Option<u64>;
-    let all: [(&'static str, &'static str, Value); 6] = [
-        ("kubelet_volume_stats_available_bytes", "Bytes that can still be written.", |u| Some(u.fs?.available)),
-        ("kubelet_volume_stats_capacity_bytes", "Size in bytes.", |u| Some(u.fs?.capacity)),
-        ("kubelet_volume_stats_inodes", "Inodes.", |u| Some(u.fs?.inodes)),
-        ("kubelet_volume_stats_inodes_free", "Inodes that are free.", |u| Some(u.fs?.inodes_free)),
-        ("kubelet_volume_stats_inodes_used", "Inodes in use.", |u| u.inodes_used),
-        ("kubelet_volume_stats_used_bytes", "Bytes in use.", |u| u.used),
+    type Value = fn(&Volume) -> Option<u64>;
+    let all: [(&'static str, &'static str, Value); 7] = [
+        ("kubelet_volume_stats_available_bytes", "Bytes that can still be written.", |v| Some(v.usage.fs?.available)),
+        ("kubelet_volume_stats_capacity_bytes", "Size in bytes.", |v| Some(v.usage.fs?.capacity)),
+        (
+            "kubelet_volume_stats_health_status_abnormal",
+            "1: the driver says that something is wrong with the volume.",
+            |v| v.abnormal.map(u64::from),
+        ),
+        ("kubelet_volume_stats_inodes", "Inodes.", |v| Some(v.usage.fs?.inodes)),
+        ("kubelet_volume_stats_inodes_free", "Inodes that are free.", |v| Some(v.usage.fs?.inodes_free)),
+        ("kubelet_volume_stats_inodes_used", "Inodes in use.", |v| v.usage.inodes_used),
+        ("kubelet_volume_stats_used_bytes", "Bytes in use.", |v| v.usage.used),
     ];
     for (name, help, value) in all {
         let mut family = page.family(name, Kind::Gauge, help);
-        for ((namespace, claim), usage) in &claims {
-            if let Some(value) = value(usage) {
+        for ((namespace, claim), volume) in &claims {
+            if let Some(value) = value(volume) {
                 family.sample(&[&labels(&[("namespace", namespace), ("persistentvolumeclaim", claim)])], value, None);
             }
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use decide::eviction::{ContainerUsage, PodUsage, Usage};
+use host::cgroup::Detail;
 use tracing::warn;
 
 use crate::groups::Groups;
@@ -23,7 +24,7 @@ impl Stats {
     /// # Errors
     /// The runtime does not tell what runs, or the host does not answer.
     pub async fn pods(&self, disks: bool) -> Result<HashMap<String, PodUsage>, StatsError> {
-        let usage = self.usage(false).await?;
+        let usage = self.look(Detail::Usage, false).await?;
         let (storage, volumes) = match disks {
             false => (None, Volumes::new()),
             true => {
@@ -161,6 +162,8 @@ mod tests {
                 group("/kubepods/podu1/c1", 600, Some(3)),
                 group("/kubepods/podu1/c2", 300, Some(2)),
             ],
+            detail: Detail::Usage,
+            outside: None,
             rated: false,
         };
         let usage = |bytes: u64, inodes: u64| Usage { bytes, inodes };

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::groups::Groups;
 use crate::names::{Names, Owner};
-use crate::text::{Kind, Page, labels, seconds};
+use crate::text::{Kind, Page, Value, labels};
 
 /// One series of the page.
 #[derive(Clone, Debug, Default)]
@@ -18,8 +18,8 @@ struct Row {
     working_set: Option<u64>,
     swap: Option<u64>,
     swap_limit: Option<u64>,
-    /// Seconds since the epoch.
-    started: Option<f64>,
+    /// ns since the epoch.
+    started: Option<u64>,
 }
 
 impl Row {
@@ -54,7 +54,7 @@ pub(crate) fn page(
     }
     page.family("resource_scrape_error", Kind::Gauge, "1 when the figures could not be read, else 0.").sample(
         &[],
-        u8::from(found.is_none()),
+        u64::from(found.is_none()),
         None,
     );
     page.into_text()
@@ -79,7 +79,7 @@ fn rows(names: &Names, groups: &Groups, swap_total: u64) -> (Vec<Row>, Vec<Row>,
                 let limit = group.figures.memory.and_then(|m| m.swap_limit).unwrap_or(swap_total).min(swap_total);
                 containers.push(Row {
                     swap_limit: Some(limit),
-                    started: Some(container.created as f64 / 1e9),
+                    started: u64::try_from(container.created).ok(),
                     ..row(container_labels(names, at))
                 });
             }
@@ -106,17 +106,17 @@ fn told(names: &Names, fallback: &std::collections::HashMap<String, v1::Containe
             working_set: told.memory.as_ref().and_then(|m| Some(m.working_set_bytes?.value)),
             swap: told.swap.as_ref().and_then(|s| Some(s.swap_usage_bytes?.value)),
             swap_limit: None,
-            started: Some(container.created as f64 / 1e9),
+            started: u64::try_from(container.created).ok(),
         });
     }
 }
 
-type Value = fn(&Row) -> Option<f64>;
+type Shown = fn(&Row) -> Option<Value>;
 
 fn write(page: &mut Page, node: &[Row], pods: &[Row], containers: &[Row]) {
-    let cpu: Value = |row| row.cpu_ns.map(seconds);
-    let memory: Value = |row| row.working_set.map(|b| b as f64);
-    let swap: Value = |row| row.swap.map(|b| b as f64);
+    let cpu: Shown = |row| row.cpu_ns.map(Value::ns);
+    let memory: Shown = |row| row.working_set.map(Value::Whole);
+    let swap: Shown = |row| row.swap.map(Value::Whole);
     let (counter, gauge) = (Kind::Counter, Kind::Gauge);
     for (rows, name, kind, help, value, timed) in [
         (containers, "container_cpu_usage_seconds_total", counter, "CPU time of the container, seconds.", cpu, true),
@@ -126,7 +126,7 @@ fn write(page: &mut Page, node: &[Row], pods: &[Row], containers: &[Row]) {
             "container_start_time_seconds",
             gauge,
             "When the container was made, seconds since the epoch.",
-            (|row| row.started) as Value,
+            (|row| row.started.map(Value::ns)) as Shown,
             false,
         ),
         (
@@ -134,7 +134,7 @@ fn write(page: &mut Page, node: &[Row], pods: &[Row], containers: &[Row]) {
             "container_swap_limit_bytes",
             gauge,
             "Swap that the container may use, bytes.",
-            (|row| row.swap_limit.map(|b| b as f64)) as Value,
+            (|row| row.swap_limit.map(Value::Whole)) as Shown,
             true,
         ),
         (containers, "container_swap_usage_bytes", gauge, "Swap that the container uses, bytes.", swap, true),

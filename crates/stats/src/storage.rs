@@ -60,6 +60,25 @@ pub(crate) struct Volume {
     /// It is on the node's disk and ends with the pod.
     pub(crate) ephemeral: bool,
     pub(crate) usage: Usage,
+    /// Its driver says that something is wrong with it, or that nothing is.
+    pub(crate) abnormal: Option<bool>,
+}
+
+/// What a driver says of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverFigures {
+    /// Name of the PersistentVolume; of a volume that is written in the pod, its name there.
+    pub volume: String,
+    /// Name of the driver.
+    pub driver: String,
+    /// When it was asked.
+    pub at: Timestamp,
+    /// How long it took to answer.
+    pub took: std::time::Duration,
+    /// Its file system, or what stands for one.
+    pub fs: FilesystemFigures,
+    /// Something is wrong with it; None: the driver does not tell.
+    pub abnormal: Option<bool>,
 }
 
 /// Claims in pods.
@@ -67,6 +86,8 @@ pub(crate) struct Volume {
 pub trait Claims: Send + Sync {
     /// The volumes of a pod that stand for claims; those whose PersistentVolume is not known are left out.
     async fn claims(&self, pod_uid: &str) -> Vec<ClaimedVolume>;
+    /// What drivers say of their volumes, by pod UID. Drivers that do not answer in a moment are left out.
+    async fn drivers(&self) -> HashMap<String, Vec<DriverFigures>>;
 }
 
 /// See [`Claims`].
@@ -151,13 +172,15 @@ const WALKED: [&str; 5] = [
     "kubernetes.io~projected",
     "kubernetes.io~downward-api",
 ];
-const LOCAL: &str = "kubernetes.io~local-volume";
+/// Those that are file systems, or parts of one.
+const MOUNTED: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~iscsi", "kubernetes.io~fc"];
 
 /// Measures the volumes of all pods. Blocks for as long as the walks take.
 pub(crate) fn volumes(
     settings: &StorageSettings,
     names: &Names,
     claims: &HashMap<String, Vec<ClaimedVolume>>,
+    drivers: &HashMap<String, Vec<DriverFigures>>,
     metrics: &Metrics,
 ) -> HashMap<String, Vec<Volume>> {
     let device = |path: &Path| std::fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::dev(&m)).ok();
@@ -169,9 +192,10 @@ pub(crate) fn volumes(
         for (plugin, dir) in volume_dirs(&settings.root.join("pods").join(&pod.uid).join("volumes")) {
             let begun = std::time::Instant::now();
             let own_name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let claim = claimed.iter().find(|c| c.persistent_volume == own_name && plugin == LOCAL);
+            let mounted = MOUNTED.contains(&plugin.as_str());
+            let claim = claimed.iter().find(|c| c.persistent_volume == own_name && mounted);
             let Ok(fs) = host::fsx::filesystem(&dir) else { continue };
-            let used = if plugin == LOCAL {
+            let used = if mounted {
                 DiskUsage { bytes: fs.used, inodes: fs.inodes_used }
             } else if WALKED.contains(&plugin.as_str()) {
                 // What vanishes under way, or a directory that is just being made, is measured the next time.
@@ -196,8 +220,21 @@ pub(crate) fn volumes(
                     inodes_used: Some(used.inodes),
                     fs: Some(fs),
                 },
+                abnormal: None,
             });
-            metrics.volume_measured(if plugin == LOCAL { "statfs" } else { "du" }, begun.elapsed());
+            metrics.volume_measured(if mounted { "statfs" } else { "du" }, begun.elapsed());
+        }
+        for told in drivers.get(&pod.uid).into_iter().flatten() {
+            let claim = claimed.iter().find(|c| c.persistent_volume == told.volume);
+            let fs = told.fs;
+            found.push(Volume {
+                name: claim.map_or(&told.volume, |c| &c.volume).clone(),
+                claim: claim.map(|c| c.claim.clone()),
+                ephemeral: false,
+                usage: Usage { at: told.at, used: Some(fs.used), inodes_used: Some(fs.inodes_used), fs: Some(fs) },
+                abnormal: told.abnormal,
+            });
+            metrics.volume_measured(&told.driver, told.took);
         }
         found.sort_by(|a, b| (!a.ephemeral, &a.name).cmp(&(!b.ephemeral, &b.name)));
         if !found.is_empty() {
@@ -290,9 +327,29 @@ mod tests {
 
         let claim = ClaimedVolume { volume: "data".into(), claim: "mine".into(), persistent_volume: "pv-1".into() };
         let metrics = Metrics::new().unwrap();
-        let volumes = volumes(&settings, &names, &HashMap::from([("u".to_owned(), vec![claim])]), &metrics);
-        let shown: Vec<_> = volumes["u"].iter().map(|v| (v.name.as_str(), v.claim.as_deref(), v.ephemeral)).collect();
-        assert_eq!(shown, [("scratch", None, true), ("data", Some("mine"), false), ("s", None, false)]);
+        let far = ClaimedVolume { volume: "far".into(), claim: "other".into(), persistent_volume: "pv-2".into() };
+        let told = |volume: &str, abnormal| DriverFigures {
+            volume: volume.into(),
+            driver: "d".into(),
+            at: Timestamp::UNIX_EPOCH,
+            took: std::time::Duration::ZERO,
+            fs: FilesystemFigures { capacity: 9, used: 4, ..FilesystemFigures::default() },
+            abnormal,
+        };
+        let claims = HashMap::from([("u".to_owned(), vec![claim, far])]);
+        let drivers = HashMap::from([("u".to_owned(), vec![told("pv-2", Some(true)), told("inline", None)])]);
+        let volumes = volumes(&settings, &names, &claims, &drivers, &metrics);
+        let shown: Vec<_> =
+            volumes["u"].iter().map(|v| (v.name.as_str(), v.claim.as_deref(), v.ephemeral, v.abnormal)).collect();
+        let want = [
+            ("scratch", None, true, None),
+            ("data", Some("mine"), false, None),
+            ("far", Some("other"), false, Some(true)),
+            ("inline", None, false, None),
+            ("s", None, false, None),
+        ];
+        assert_eq!(shown, want);
+        assert_eq!(volumes["u"][2].usage.used, Some(4));
         let scratch = volumes["u"][0].usage;
         assert!(scratch.used.unwrap() >= 50_000 && scratch.inodes_used == Some(3), "{scratch:?}");
     }

@@ -1,6 +1,7 @@
 //! The pages over a fake runtime and a tree of fixtures that stands for the host.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use fakes::FakeRuntime;
 use host::cgroup::CgroupLayout;
 use jiff::Timestamp;
 use serde_json::Value;
-use stats::{ClaimedVolume, Claims, GroupSettings, Settings, Stats, StorageSettings};
+use stats::{ClaimedVolume, Claims, DriverFigures, GroupSettings, Settings, Stats, StorageSettings};
 use telemetry::metrics::Metrics;
 
 struct NoClaims;
@@ -20,6 +21,10 @@ struct NoClaims;
 impl Claims for NoClaims {
     async fn claims(&self, _: &str) -> Vec<ClaimedVolume> {
         Vec::new()
+    }
+
+    async fn drivers(&self) -> HashMap<String, Vec<DriverFigures>> {
+        HashMap::new()
     }
 }
 
@@ -340,4 +345,32 @@ async fn many_who_ask_at_once_share() {
     world.runtime.forget_calls();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(world.runtime.calls().is_empty(), "nothing is asked while nobody asks");
+}
+
+#[tokio::test]
+async fn one_look_serves_all_pages() {
+    let world = World::new(Kernel::V1).await;
+    world.summary(true).await;
+    tokio::time::sleep(stats::SHARED + Duration::from_millis(50)).await;
+    world.stats.cadvisor().await.unwrap();
+    // What has changed since is seen by the next look only.
+    world.group(POD, 9_000_000_000, "");
+    let summary = world.summary(false).await;
+    let pod = &summary["pods"][0];
+    assert_eq!(pod["cpu"]["usageCoreNanoSeconds"], 3_000_000_000_u64);
+    assert_eq!(pod["containers"].as_array().unwrap().len(), 1, "groups made inside are nobody's");
+    assert!(world.stats.resource().await.contains("pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"a\"} 3 "));
+    tokio::time::sleep(stats::SHARED + Duration::from_millis(50)).await;
+    // A look at CPU and memory alone does not do for cAdvisor's page.
+    assert_eq!(world.summary(true).await["pods"][0]["cpu"]["usageCoreNanoSeconds"], 9_000_000_000_u64);
+    world.group(POD, 10_000_000_000, "");
+    let page = String::from_utf8(world.stats.cadvisor().await.unwrap().to_vec()).unwrap();
+    let line = page
+        .lines()
+        .find(|l| {
+            l.starts_with("container_cpu_usage_seconds_total")
+                && l.contains("image=\"\",name=\"\",namespace=\"default\"")
+        })
+        .unwrap();
+    assert!(line.contains("} 10 "), "{line}");
 }

@@ -4,6 +4,8 @@
 //! ```text
 //! DATA/volumes/HANDLE/       the volume's content; `_size` beside it: HANDLE.size
 //! DATA/faults.json           what goes wrong, read at each call: {"NodePublishVolume": {"handle": "v1", "hang": true}}
+//! DATA/health                what is wrong with all volumes, when it is there
+//! DATA/limit                 most volumes on the node, when it is there
 //! DATA/calls.jsonl           one line for each call: method, request, answer
 //! ```
 //!

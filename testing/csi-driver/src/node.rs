@@ -36,6 +36,18 @@ impl Node {
         self.arguments.data.join("volumes").join(handle.replace('/', "_"))
     }
 
+    /// Most volumes on the node; a file may say so later.
+    fn limit(&self) -> i64 {
+        let told = std::fs::read_to_string(self.arguments.data.join("limit")).ok();
+        told.and_then(|n| n.trim().parse().ok()).unwrap_or(self.arguments.limit)
+    }
+
+    /// Something is wrong with all volumes while there is a file that says what.
+    fn health(&self) -> csi::VolumeCondition {
+        let told = std::fs::read_to_string(self.arguments.data.join("health")).ok();
+        csi::VolumeCondition { abnormal: told.is_some(), message: told.unwrap_or_default() }
+    }
+
     /// Records and runs one call with its faults.
     async fn call<T>(
         &self,
@@ -201,7 +213,7 @@ impl served::csi::node_server::Node for Node {
             };
             Ok(csi::NodeGetVolumeStatsResponse {
                 usage: vec![usage(Unit::Bytes, 1 << 30, 1 << 20), usage(Unit::Inodes, 1000, 7)],
-                volume_condition: Some(csi::VolumeCondition { abnormal: false, message: String::new() }),
+                volume_condition: Some(self.health()),
             })
         })
         .await
@@ -253,7 +265,7 @@ impl served::csi::node_server::Node for Node {
             let topology = self.arguments.topology.as_deref().and_then(|t| t.split_once('='));
             Ok(csi::NodeGetInfoResponse {
                 node_id: self.arguments.node_id.clone(),
-                max_volumes_per_node: self.arguments.limit,
+                max_volumes_per_node: self.limit(),
                 accessible_topology: topology
                     .map(|(k, v)| csi::Topology { segments: BTreeMap::from([(k.to_owned(), v.to_owned())]) }),
             })

@@ -32,6 +32,8 @@ pub struct Options {
     pub config: Value,
     /// More flags.
     pub flags: Vec<String>,
+    /// Variables of the kubelet's environment.
+    pub env: Vec<(String, String)>,
     /// Another program than `RUBELET_BIN`.
     pub program: Option<PathBuf>,
     /// The containerd of another stage than the one that all tests share.
@@ -53,6 +55,13 @@ impl Options {
         self
     }
 
+    /// With this variable in the kubelet's environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// On a stage of the test's own, which must outlive the node.
     #[must_use]
     pub fn on(mut self, stage: &rig::Stage) -> Self {
@@ -68,6 +77,7 @@ pub struct Node {
     cgroup: String,
     config: Value,
     flags: Vec<String>,
+    env: Vec<(String, String)>,
     program: PathBuf,
     child: Option<Child>,
     tokio: tokio::runtime::Runtime,
@@ -133,7 +143,7 @@ impl Node {
         let certificates = format!("--cert-dir={}", dir.join("pki").display());
         let mut flags = vec![format!("--hostname-override={NODE}"), "--v=4".to_owned(), certificates];
         flags.extend(options.flags);
-        Self { dir, stage, cgroup, config, flags, program, child: None, tokio, cri, _one: one }
+        Self { dir, stage, cgroup, config, flags, env: options.env, program, child: None, tokio, cri, _one: one }
     }
 
     /// Starts the kubelet and waits until it is healthy.
@@ -165,6 +175,7 @@ impl Node {
             .arg("--root-dir")
             .arg(self.root())
             .args(&self.flags)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(must("the log", log.try_clone()))
             .stderr(log)

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use e2e::{Node, Options, container, pod, seconds, sidecar, wait_until, with};
@@ -15,10 +14,9 @@ use serde_json::{Value, json};
 const PAGES: [&str; 5] = ["/metrics", "/metrics/cadvisor", "/metrics/probes", "/metrics/resource", "/metrics/slis"];
 const SUMMARIES: [&str; 2] = ["/stats/summary", "/stats/summary?only_cpu_and_memory=true"];
 /// Names that only Go has, by their beginnings. What they count is not there: client-go's queues, DRA.
-const ONLY_GO: [&str; 4] = ["go_", "workqueue_", "dra_operations_duration_seconds", "kubelet_cri_losing_support"];
+const ONLY_GO: [&str; 3] = ["go_", "workqueue_", "dra_operations_duration_seconds"];
 /// Names that are there once something happened, which depends on the run.
-const PASSING: [&str; 3] =
-    ["kubelet_restarted_pods_total", "kubelet_http_requests_duration_seconds", "kubelet_evictions"];
+const PASSING: [&str; 2] = ["kubelet_http_requests_duration_seconds", "kubelet_evictions"];
 
 /// The shape of a metric: its type and the names of its labels.
 type Shape = (String, BTreeSet<String>);
@@ -31,22 +29,14 @@ struct Told {
     summaries: Vec<BTreeMap<String, Value>>,
 }
 
-/// The Go kubelet with containerd where its cAdvisor looks for it: in a mount namespace of its own.
+/// The Go kubelet, whose figures have names.
 fn go_kubelet(dir: &Path) -> Option<PathBuf> {
     let program = rig::lab().join("bin/kubelet");
     if !program.is_file() {
         return None;
     }
-    let script = dir.join("kubelet");
     let socket = std::env::var("RUBELET_E2E_CONTAINERD_SOCK").ok()?;
-    let text = format!(
-        "#!/bin/sh\nexec unshare -m --propagation slave sh -c 'mount -t tmpfs t /run/containerd && touch /run/containerd/containerd.sock && \
-         mount --bind {socket} /run/containerd/containerd.sock && exec {} \"$@\"' kubelet \"$@\"\n",
-        program.display()
-    );
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    Some(script)
+    Some(rig::kubelet::with_named_figures(&program, Path::new(&socket), dir).unwrap())
 }
 
 fn manifests() -> Vec<(&'static str, Value)> {

@@ -1,7 +1,8 @@
 //! What a kubelet on a stage is configured with, whichever program it is.
 
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -23,4 +24,22 @@ pub fn config(socket: &Path, dir: &Path, cgroup: &str) -> io::Result<Value> {
         "authorization": {"mode": "AlwaysAllow"}, "imageGCHighThresholdPercent": 100, "makeIPTablesUtilChains": false,
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
     }))
+}
+
+/// A script in `dir` that starts the Go kubelet with the runtime's socket where its cAdvisor looks for it, in a mount namespace of its own.
+/// Without, cAdvisor's series have no names of pods and containers, and it does not look at their networks.
+///
+/// # Errors
+/// When the script cannot be written.
+pub fn with_named_figures(program: &Path, socket: &Path, dir: &Path) -> io::Result<PathBuf> {
+    let script = dir.join("kubelet");
+    let text = format!(
+        "#!/bin/sh\nexec unshare -m --propagation slave sh -c 'mount -t tmpfs t /run/containerd && touch /run/containerd/containerd.sock && \
+         mount --bind {} /run/containerd/containerd.sock && exec {} \"$@\"' kubelet \"$@\"\n",
+        socket.display(),
+        program.display()
+    );
+    std::fs::write(&script, text)?;
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+    Ok(script)
 }

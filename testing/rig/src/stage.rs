@@ -39,6 +39,7 @@ pub struct Stage {
     dir: PathBuf,
     taken: Taken,
     containerd: Option<Child>,
+    registries: Vec<Child>,
     closed: bool,
 }
 
@@ -70,7 +71,7 @@ impl Stage {
             let Some(dir) = record::claim(&format!("{PREFIX}{number}"), kind, Some(&taken))? else {
                 continue;
             };
-            let stage = Self { dir, taken, containerd: None, closed: false };
+            let stage = Self { dir, taken, containerd: None, registries: Vec::new(), closed: false };
             cgroup::create(&stage.taken.cgroup)?;
             network::create_bridge(&stage.taken.bridge, &stage.taken.gateway())?;
             return Ok(stage);
@@ -169,6 +170,39 @@ impl Stage {
         Ok(())
     }
 
+    /// Starts a registry (`script`: lab/registry.py) that serves image archives, from which containerd pulls the images of `hosts`.
+    ///
+    /// # Errors
+    /// When it does not answer within 60 s.
+    pub fn serve(&mut self, script: &Path, archives: &[PathBuf], hosts: &[&str]) -> Result<()> {
+        let [port] = crate::free_ports().context("no free port on the loopback address")?;
+        let log = fs::File::create(self.dir.join("registry.log"))?;
+        let mut command = Command::new("python3");
+        command.arg(script).args(["--port", &port.to_string()]);
+        for archive in archives {
+            // By a path below the stage, by which the stage knows what to end.
+            let link = self.dir.join("served").join(archive.file_name().unwrap_or_default());
+            fs::create_dir_all(self.dir.join("served"))?;
+            std::os::unix::fs::symlink(archive, &link).with_context(|| format!("cannot link {}", link.display()))?;
+            command.arg(link);
+        }
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        self.registries.push(command.spawn().context("cannot start python3")?);
+        for host in hosts {
+            let dir = self.dir.join("hosts").join(host);
+            let mirror = format!(
+                "server = \"http://127.0.0.1:{port}\"\n[host.\"http://127.0.0.1:{port}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+            );
+            fs::create_dir_all(&dir)?;
+            fs::write(dir.join("hosts.toml"), mirror)?;
+        }
+        if !crate::poll(Duration::from_secs(60), || crate::http::get_tcp(port, "/v2/").is_ok()) {
+            let log = crate::tail(&self.dir.join("registry.log"), 15);
+            bail!("the registry does not answer; the end of its log:\n{log}");
+        }
+        Ok(())
+    }
+
     /// `kill -9` of containerd; what runs in it goes on. [`Stage::start_containerd`] starts it again, without images to import.
     pub fn kill_containerd(&mut self) {
         if let Some(mut child) = self.containerd.take() {
@@ -188,6 +222,10 @@ impl Stage {
     fn wipe(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
+        }
+        for mut registry in self.registries.drain(..) {
+            let _ = registry.kill();
+            let _ = registry.wait();
         }
         if let Some(mut child) = self.containerd.take() {
             // It has to be waited for while it is ended, or it would stay as a zombie.

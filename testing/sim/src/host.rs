@@ -76,6 +76,10 @@ impl HostRule {
 pub struct Standing {
     /// Pod cgroups by UID: the levels at which they stand.
     pub cgroups: BTreeMap<PodUid, BTreeSet<Vec<String>>>,
+    /// Settings of the pod cgroups.
+    pub settings: BTreeMap<PodUid, CgroupResources>,
+    /// Memory that pod cgroups use, where a test sets it.
+    pub memory: BTreeMap<PodUid, u64>,
     /// Pod directories.
     pub dirs: BTreeSet<PodUid>,
     /// Mounted volumes.
@@ -126,6 +130,11 @@ impl FakeHost {
     /// Adds a rule by which calls go wrong.
     pub fn inject(&self, rule: HostRule) {
         self.state().rules.push(rule);
+    }
+
+    /// A pod's cgroup uses this much memory from now on.
+    pub fn use_memory(&self, uid: &str, bytes: u64) {
+        self.state().standing.memory.insert(PodUid::new(uid), bytes);
     }
 
     /// Drops all rules.
@@ -182,6 +191,10 @@ impl FakeHost {
     }
 }
 
+fn pod_of(name: &CgroupName) -> PodUid {
+    PodUid::new(name.0.last().and_then(|part| part.strip_prefix("pod")).unwrap_or_default())
+}
+
 fn log_dir(namespace: &str, name: &str, uid: &PodUid) -> String {
     format!("{POD_LOGS}/{namespace}_{name}_{uid}")
 }
@@ -194,18 +207,44 @@ fn remove_log_dir(standing: &mut Standing, dir: &str) {
 
 #[async_trait]
 impl PodHost for FakeHost {
-    async fn ensure_cgroup(&self, name: &CgroupName, _resources: &CgroupResources) -> HostResult<()> {
-        let uid = PodUid::new(name.0.last().and_then(|part| part.strip_prefix("pod")).unwrap_or_default());
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool> {
+        let uid = pod_of(name);
         let about = uid.to_string();
         self.call("ensure_cgroup", &about, |s| {
-            s.cgroups.entry(uid).or_default().insert(name.0.clone());
+            s.settings.entry(uid.clone()).or_insert_with(|| resources.clone());
+            s.cgroups.entry(uid).or_default().insert(name.0.clone())
         })
         .await
+    }
+
+    async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources> {
+        let uid = pod_of(name);
+        self.call("cgroup_settings", uid.as_str(), |s| s.settings.get(&uid).cloned().unwrap_or_default()).await
+    }
+
+    async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+        let uid = pod_of(name);
+        let about = uid.to_string();
+        self.call("update_cgroup", &about, |s| {
+            let has = s.settings.entry(uid).or_default();
+            has.cpu_shares = resources.cpu_shares.or(has.cpu_shares);
+            has.cpu_quota = resources.cpu_quota.or(has.cpu_quota);
+            has.cpu_period = resources.cpu_period.or(has.cpu_period);
+            has.memory_limit = resources.memory_limit.or(has.memory_limit);
+        })
+        .await
+    }
+
+    async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>> {
+        let uid = pod_of(name);
+        self.call("cgroup_memory", uid.as_str(), |s| Some(s.memory.get(&uid).copied().unwrap_or(0))).await
     }
 
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
         self.call("remove_pod_cgroup", uid.as_str(), |s| {
             s.cgroups.remove(uid);
+            s.settings.remove(uid);
+            s.memory.remove(uid);
         })
         .await
     }
@@ -236,10 +275,7 @@ impl PodHost for FakeHost {
             for volume in pod.spec().volumes.iter().flatten() {
                 s.mounts.insert((uid.clone(), volume.name.clone()));
                 let host_path = PathBuf::from(format!("{ROOT}/pods/{uid}/volumes/{}", volume.name));
-                mounted.insert(
-                    volume.name.clone(),
-                    MountedVolume { host_path, read_only: false, gid: None, device: false, spec_name: None },
-                );
+                mounted.insert(volume.name.clone(), MountedVolume::at(host_path));
             }
             VolumeResults { mounted, failed: BTreeMap::new() }
         })

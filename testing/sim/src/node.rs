@@ -370,10 +370,14 @@ impl Node {
 
     /// UIDs in the checkpoint of allocations.
     fn allocated(&self) -> Vec<String> {
+        self.checkpoint(pod::admit::ALLOCATED).into_keys().collect()
+    }
+
+    /// A checkpoint of resources, by its file name.
+    pub fn checkpoint(&self, name: &str) -> manifest::checkpoint::Allocations {
         let standing = self.host().standing();
-        let bytes = standing.files.get(&PathBuf::from(ROOT).join(pod::admit::ALLOCATED));
-        let decoded = bytes.and_then(|bytes| manifest::checkpoint::decode_allocations(bytes).ok());
-        decoded.unwrap_or_default().into_keys().collect()
+        let bytes = standing.files.get(&PathBuf::from(ROOT).join(name));
+        bytes.and_then(|bytes| manifest::checkpoint::decode_allocations(bytes).ok()).unwrap_or_default()
     }
 
     // ---- Judgement
@@ -531,9 +535,10 @@ impl Drop for Node {
 
 fn form(pod: &DesiredPod) -> Form {
     let images = |c: model::pod::ContainerEntry<'_>| (c.spec.name.clone(), c.spec.image.clone().unwrap_or_default());
-    let watched = pod
-        .containers()
-        .any(|c| c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some());
+    let watched = pod.containers().any(|c| {
+        let restarts = c.spec.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer");
+        restarts || c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some()
+    });
     Form {
         uid: pod.uid().to_string(),
         name: pod.name().to_owned(),
@@ -624,7 +629,8 @@ fn allocatable() -> resources::ResourceList {
         .into()
 }
 
-fn node_facts() -> admission::NodeFacts {
+/// The node as admission sees it.
+pub fn node_facts() -> admission::NodeFacts {
     admission::NodeFacts {
         name: NODE.to_owned(),
         labels: BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]),
@@ -634,18 +640,21 @@ fn node_facts() -> admission::NodeFacts {
     }
 }
 
-fn rules() -> Option<admission::Rules> {
+/// The node's rules of admission.
+pub fn rules() -> Option<admission::Rules> {
     Some(admission::Rules {
         sysctls: admission::SysctlAllowlist::new(Some("6.8.0"), &[]).ok()?,
         apparmor_error: None,
         pod_level_resources: true,
         toleration_comparison: false,
         shutting_down: false,
+        resize: decide::resize::ResizeRules::default(),
     })
 }
 
 fn settings(clock: &Clock) -> Settings {
     Settings {
+        resize: decide::resize::ResizeRules::default(),
         node_name: NODE.to_owned(),
         runtime_name: "containerd".to_owned(),
         root_dir: PathBuf::from(ROOT),
@@ -654,6 +663,7 @@ fn settings(clock: &Clock) -> Settings {
         max_restart_period: decide::backoff::MAX,
         restart_gates: decide::restart::RestartGates::default(),
         container_gc: ContainerGcPolicy::default(),
+        memory_reserve: None,
         cluster_dns: Vec::new(),
         cluster_domain: "cluster.local".to_owned(),
         resolv_conf: None,
@@ -681,7 +691,7 @@ fn settings(clock: &Clock) -> Settings {
             memory_qos: None,
             seccomp_default: false,
             seccomp_dir: format!("{ROOT}/seccomp"),
-            selinux: false,
+            selinux: None,
             thermal_throttle_paths: Vec::new(),
             gates: config::Gates::default(),
         },

@@ -223,9 +223,19 @@ impl RuntimeMutator for Ports {
 
 #[async_trait]
 impl PodHost for Ports {
-    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+    async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool> {
         let what = format!("ensure_cgroup {}", name.0.join("/"));
         self.change(what, None, self.world.host.ensure_cgroup(name, resources)).await
+    }
+    async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources> {
+        self.look(self.world.host.cgroup_settings(name)).await
+    }
+    async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
+        let what = format!("update_cgroup {}", name.0.join("/"));
+        self.change(what, None, self.world.host.update_cgroup(name, resources)).await
+    }
+    async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>> {
+        self.look(self.world.host.cgroup_memory(name)).await
     }
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
         let ask = Ask::TakeAway(uid.to_string(), "removal of the cgroup");

@@ -426,8 +426,10 @@ impl Player {
     }
 
     fn host_fault(&mut self) {
-        const CALLS: [&str; 10] = [
+        const CALLS: [&str; 12] = [
             "ensure_cgroup",
+            "update_cgroup",
+            "cgroup_settings",
             "remove_pod_cgroup",
             "make_pod_dirs",
             "mount_volumes",

@@ -42,6 +42,14 @@ impl Amounts {
         }
     }
 
+    /// Raises every amount to at least that of `floor`.
+    pub(super) fn raise(&mut self, floor: &Self) {
+        for (name, n) in &floor.0 {
+            let own = self.0.entry(name.clone()).or_default();
+            *own = (*own).max(*n);
+        }
+    }
+
     pub(super) fn sub(&mut self, other: &Self) {
         for (name, n) in &other.0 {
             if let Some(total) = self.0.get_mut(name) {

@@ -14,6 +14,7 @@ fn rules() -> Rules {
         pod_level_resources: true,
         toleration_comparison: false,
         shutting_down: false,
+        resize: Default::default(),
     }
 }
 

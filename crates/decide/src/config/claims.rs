@@ -4,6 +4,7 @@ use model::api::{NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, Volum
 use model::pod::DesiredPod;
 
 use crate::csi::CsiVolume;
+use crate::disk;
 
 /// Keeps a claim while pods use it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -31,14 +32,9 @@ pub enum Place {
         /// `type`.
         kind: String,
     },
-    /// A directory that is bind-mounted for the pod.
-    Local {
-        /// The path.
-        path: String,
-    },
     /// A directory of an NFS server, mounted for the pod.
     Nfs(NfsShare),
-    /// A volume of a CSI driver.
+    /// A volume of a CSI driver, or a disk of the host.
     Csi(Box<CsiVolume>),
 }
 
@@ -152,18 +148,19 @@ pub fn claimed(
     }
     let place = if let Some(volume) = CsiVolume::claimed(bound, claim, wanted.read_only) {
         Place::Csi(Box::new(volume))
+    } else if let Some(volume) = disk::claimed(bound, pod.namespace(), wanted.read_only)? {
+        Place::Csi(Box::new(volume))
     } else if mode != "Filesystem" {
-        return Err("block volumes are supported of CSI drivers only yet".into());
+        return Err("volumes of this type are no block devices".into());
     } else if let Some(source) = spec.and_then(|s| s.host_path.as_ref()) {
         Place::HostPath { path: source.path.clone(), kind: source.type_.clone().unwrap_or_default() }
-    } else if let Some(source) = spec.and_then(|s| s.local.as_ref()) {
-        Place::Local { path: source.path.clone() }
     } else if let Some(source) = spec.and_then(|s| s.nfs.as_ref()) {
         let options = spec.and_then(|s| s.mount_options.as_deref()).unwrap_or_default();
         Place::Nfs(NfsShare::new(source, options, wanted.read_only))
     } else {
         return Err(
-            "persistent volumes of this type are not supported yet; supported are csi, hostPath, local and nfs".into(),
+            "persistent volumes of this type are not supported; supported are csi, hostPath, local, nfs, iscsi and fc"
+                .into(),
         );
     };
     let gid = bound.metadata.annotations.as_ref().and_then(|a| a.get(GID)?.parse().ok());
@@ -251,17 +248,13 @@ mod tests {
             let bound: PersistentVolume = serde_json::from_str(json).unwrap();
             claimed(&pod, &volume, &wanted, &claim, &bound)
         };
-        assert_eq!(
-            get(
-                r#"{"metadata":{"name":"pv","annotations":{"pv.beta.kubernetes.io/gid":"55"}},"spec":{"claimRef":{"uid":"u1"},"local":{"path":"/d"}}}"#
-            ),
-            Ok(ClaimedVolume {
-                name: "pv".into(),
-                place: Place::Local { path: "/d".into() },
-                read_only: false,
-                gid: Some(55)
-            })
+        let local = get(
+            r#"{"metadata":{"name":"pv","annotations":{"pv.beta.kubernetes.io/gid":"55"}},"spec":{"claimRef":{"uid":"u1"},"local":{"path":"/d"}}}"#,
         );
+        let local = local.unwrap();
+        assert_eq!((local.name.as_str(), local.read_only, local.gid), ("pv", false, Some(55)));
+        let Place::Csi(volume) = local.place else { panic!("a local volume is a disk of the host") };
+        assert_eq!(volume.disk, Some(disk::Disk::Local { path: "/d".into() }));
         assert_eq!(
             get(r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"uid":"u1"},"hostPath":{"path":"/d","type":"Directory"}}}"#)
                 .map(|c| c.place),
@@ -281,8 +274,12 @@ mod tests {
                 "volume v has volumeMode Block, but is specified in volumeMounts",
             ),
             (
-                r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"uid":"u1"},"iscsi":{"iqn":"i","lun":0,"targetPortal":"s"}}}"#,
-                "persistent volumes of this type are not supported yet; supported are csi, hostPath, local and nfs",
+                r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"uid":"u1"},"rbd":{"image":"i","monitors":[]}}}"#,
+                "persistent volumes of this type are not supported; supported are csi, hostPath, local, nfs, iscsi and fc",
+            ),
+            (
+                r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"uid":"u1"},"fc":{"targetWWNs":["1"]}}}"#,
+                "fc: no fc disk information found. failed to make a new mounter",
             ),
         ] {
             assert_eq!(get(json), Err(want.into()), "{json}");

@@ -39,11 +39,19 @@ pub struct Gates {
     pub hostname_override: bool,
     /// PodLevelResources, on by default.
     pub pod_level_resources: bool,
+    /// SELinuxMount, off by default.
+    pub selinux_mount: bool,
 }
 
 impl Default for Gates {
     fn default() -> Self {
-        Self { container_stop_signals: false, env_files: true, hostname_override: true, pod_level_resources: true }
+        Self {
+            container_stop_signals: false,
+            env_files: true,
+            hostname_override: true,
+            pod_level_resources: true,
+            selinux_mount: false,
+        }
     }
 }
 
@@ -80,8 +88,8 @@ pub struct NodeFacts {
     pub seccomp_default: bool,
     /// `ROOT/seccomp`.
     pub seccomp_dir: String,
-    /// True when the kernel enforces or permits SELinux.
-    pub selinux: bool,
+    /// The kernel enforces or permits SELinux: the label of its policy for files of containers, empty when the policy has none.
+    pub selinux: Option<String>,
     /// Those `/sys/devices/system/cpu/cpuN/thermal_throttle` that exist.
     pub thermal_throttle_paths: Vec<String>,
     /// Feature gates.

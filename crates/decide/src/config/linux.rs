@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cri_api::v1;
 use model::api::ResourceRequirements;
+use model::cgroup::CgroupResources;
 use model::pod::{ContainerEntry, DesiredPod};
 
 use super::facts::{CgroupVersion, NodeFacts, SwapBehavior};
@@ -69,6 +70,35 @@ pub fn created_resources(pod: &DesiredPod, container: ContainerEntry<'_>, node: 
         }
     }
     resources
+}
+
+/// What UpdatePodSandboxResources says of a pod whose cgroup has these settings: its overhead, and the settings without it. No limit stays none.
+pub fn sandbox_update(
+    pod: &DesiredPod,
+    cgroup: &CgroupResources,
+    node: &NodeFacts,
+) -> (v1::LinuxContainerResources, v1::LinuxContainerResources) {
+    let list = optional_list(pod.spec().overhead.as_ref());
+    let (milli, bytes) = (cpu_milli(&list), value(&list, MEMORY));
+    let period = cgroup.cpu_period.and_then(|p| i64::try_from(p).ok()).unwrap_or(0);
+    let shares = cgroup.cpu_shares.and_then(|s| i64::try_from(s).ok());
+    let resources = v1::LinuxContainerResources {
+        cpu_period: period,
+        cpu_quota: match cgroup.cpu_quota {
+            Some(quota) if quota > 0 && milli > 0 => quota - cpu::quota(milli, period),
+            quota => quota.unwrap_or(0),
+        },
+        cpu_shares: match shares {
+            Some(shares) if milli > 0 => cpu::shares(cpu::milli_of_shares(shares) - milli) as i64,
+            shares => shares.unwrap_or(0),
+        },
+        memory_limit_in_bytes: match cgroup.memory_limit {
+            Some(limit) if limit > 0 => limit - bytes,
+            limit => limit.unwrap_or(0),
+        },
+        ..Default::default()
+    };
+    (overhead_resources(pod, node), resources)
 }
 
 /// CPU in thousandths, memory in bytes; zero limits are none. Without request the limit stands for it.

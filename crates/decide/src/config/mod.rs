@@ -32,10 +32,10 @@ pub use facts::{
     BlockDevice, CgroupVersion, ContainerFacts, DeviceFacts, Gates, ImageUser, NodeFacts, ResolvedImage, SandboxFacts,
     SwapBehavior, UserNamespaceFacts, VolumeFact, VolumeSource,
 };
-pub use linux::{container_resources, created_resources};
+pub use linux::{container_resources, created_resources, sandbox_update};
 pub use mounts::{SubPath, needs_hosts_file, sub_path_error, sub_paths, volume_is_used};
 pub use sandbox::sandbox_config;
 pub use security::{effective_user, verify_non_root};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -148,7 +148,7 @@ fn agent_file(path: &str, file: &str, facts: &ContainerFacts<'_>) -> v1::Mount {
     v1::Mount {
         container_path: absolute(path),
         host_path: file.into(),
-        selinux_relabel: facts.node.selinux,
+        selinux_relabel: facts.node.selinux.is_some(),
         ..Default::default()
     }
 }
@@ -165,7 +165,7 @@ fn volume_mount(
     let mut out = v1::Mount {
         container_path: absolute(&mount.mount_path),
         readonly: mount.read_only == Some(true) || volume.read_only,
-        selinux_relabel: volume.selinux_relabel && facts.node.selinux,
+        selinux_relabel: volume.selinux_relabel && facts.node.selinux.is_some(),
         propagation: propagation(mount)? as i32,
         recursive_read_only: recursive_read_only(mount, facts.recursive_read_only)
             .map_err(|e| ConfigError::container(format!("failed to resolve recursive read-only mode: {e}")))?,

@@ -1,7 +1,6 @@
 //! PersistentVolumes of plugins that were part of Kubernetes: the driver that does their work now, and its name of the volume.
 //!
 //! The names are those that the controllers use too (k8s.io/csi-translation-lib), for the attachment and the node's lists are named by them.
-//! Azure Files is left out: its driver needs a secret that only the controllers know how to name.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +9,8 @@ use model::api::{CSIPersistentVolumeSource, PersistentVolume, SecretReference};
 const ZONES: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
 /// Between the zones of a regional disk.
 const BETWEEN: &str = "__";
+/// Which group of resources a share of Azure Files is in.
+const AZURE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 const PORTWORX_SECRET: [&str; 2] = ["openstorage.io/auth-secret-name", "openstorage.io/auth-secret-namespace"];
 
 /// The volume as its driver knows it; None: it is none of these.
@@ -42,6 +43,21 @@ pub(super) fn migrated(bound: &PersistentVolume) -> Option<CSIPersistentVolumeSo
         let disk = of("disk.csi.azure.com", s.disk_uri.clone(), s.fs_type.as_ref());
         return Some(CSIPersistentVolumeSource { volume_attributes, ..disk });
     }
+    if let Some(s) = &spec.azure_file {
+        let of_claim = || spec.claim_ref.as_ref()?.namespace.clone();
+        let namespace = s.secret_namespace.clone().or_else(of_claim).filter(|n| !n.is_empty())?;
+        let group = bound.metadata.annotations.as_ref().and_then(|a| a.get(AZURE_GROUP)).cloned().unwrap_or_default();
+        let name = bound.metadata.name.as_deref().unwrap_or_default();
+        let handle = format!("{group}#{}#{}#{name}#{namespace}", azure_account(&s.secret_name), s.share_name);
+        return Some(CSIPersistentVolumeSource {
+            node_stage_secret_ref: Some(SecretReference {
+                name: Some(s.secret_name.clone()),
+                namespace: Some(namespace),
+            }),
+            volume_attributes: attributes(&[("sharename", s.share_name.clone())]),
+            ..of("file.csi.azure.com", handle, None)
+        });
+    }
     if let Some(s) = &spec.gce_persistent_disk {
         let partition = s.partition.filter(|p| *p != 0).map(|p| p.to_string()).unwrap_or_default();
         let volume_attributes = attributes(&[("partition", partition)]);
@@ -66,6 +82,12 @@ pub(super) fn migrated(bound: &PersistentVolume) -> Option<CSIPersistentVolumeSo
         node_expand_secret_ref: secret,
         ..of("pxd.portworx.com", s.volume_id.clone(), s.fs_type.as_ref())
     })
+}
+
+/// The account that a secret named `azure-storage-account-ACCOUNT-secret` is for; of other secrets, their name.
+fn azure_account(secret: &str) -> &str {
+    let account = secret.strip_prefix("azure-storage-account-").and_then(|rest| rest.strip_suffix("-secret"));
+    account.filter(|a| !a.is_empty()).unwrap_or(secret)
 }
 
 /// `projects/UNSPECIFIED/zones/ZONE/disks/NAME`, or with its region when it is in several zones.
@@ -111,6 +133,16 @@ mod tests {
                 r#"{"spec":{"gcePersistentDisk":{"pdName":"p"}}}"#,
                 "pd.csi.storage.gke.io",
                 "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/p",
+            ),
+            (
+                r#"{"metadata":{"name":"pv","annotations":{"kubernetes.io/azure-file-resource-group":"g"}},"spec":{"azureFile":{"secretName":"azure-storage-account-acc-secret","shareName":"sh","secretNamespace":"ns"}}}"#,
+                "file.csi.azure.com",
+                "g#acc#sh#pv#ns",
+            ),
+            (
+                r#"{"metadata":{"name":"pv"},"spec":{"claimRef":{"namespace":"c"},"azureFile":{"secretName":"mine","shareName":"sh"}}}"#,
+                "file.csi.azure.com",
+                "#mine#sh#pv#c",
             ),
             (r#"{"spec":{"vsphereVolume":{"volumePath":"[ds] v"}}}"#, "csi.vsphere.vmware.com", "[ds] v"),
             (r#"{"spec":{"portworxVolume":{"volumeID":"px"}}}"#, "pxd.portworx.com", "px"),

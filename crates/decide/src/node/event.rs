@@ -41,6 +41,11 @@ impl NodeEvent {
         Self::normal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods".to_owned())
     }
 
+    /// The limits of a reserved cgroup are written, as `message` says.
+    pub fn enforced(message: String) -> Self {
+        Self::normal("NodeAllocatableEnforced", message)
+    }
+
     /// The limits of the cgroup above all pods, or of a reserved one, cannot be written; `cgroup` as configured, `error` why.
     pub fn allocatable_not_enforced(cgroup: &str, error: &str) -> Self {
         Self {
@@ -76,6 +81,16 @@ impl NodeEvent {
             reason: "Rebooted",
             message: format!("Node {node} has been rebooted, boot id: {boot_id}"),
         }
+    }
+
+    /// The machine shuts down, or does not any more, as `message` says.
+    pub fn shutdown(message: &str) -> Self {
+        Self::normal("Shutdown", message.to_owned())
+    }
+
+    /// Trouble with one of the node's resources, in the words of the part that met it.
+    pub fn warning(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: EventKind::Warning, reason, message: message.into() }
     }
 
     fn normal(reason: &'static str, message: String) -> Self {

@@ -64,6 +64,8 @@ impl<'a> Round<'a> {
             (KillReason::LivenessProbe, "failed liveness probe", grace(&spec.liveness_probe))
         } else if spec.startup_probe.is_some() && verdicts.startup == StartupVerdict::Failed {
             (KillReason::StartupProbe, "failed startup probe", grace(&spec.startup_probe))
+        } else if self.resize_container(entry, c) {
+            return Wish::Start;
         } else {
             return Wish::Keep;
         };

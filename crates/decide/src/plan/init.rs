@@ -58,7 +58,10 @@ impl<'a> Round<'a> {
             match c.state {
                 // Created but never started: absent, and still the one to begin with.
                 ContainerState::Created => starts.push(i),
-                ContainerState::Running if !sidecar => {}
+                ContainerState::Running if !sidecar => {
+                    // It runs to its end whatever its policy says: validation allows none that asks for a restart.
+                    self.resize_container(entry, c);
+                }
                 ContainerState::Running => {
                     let verdicts = (self.input.probes)(&c.id);
                     let startup = entry.spec.startup_probe.as_ref();
@@ -109,7 +112,8 @@ impl<'a> Round<'a> {
         if done { Progress::Done } else { Progress::Pending }
     }
 
-    /// A sidecar that runs is killed when its image changed or its liveness probe failed; it starts again in the same round.
+    /// A sidecar that runs is killed when its image changed, its liveness probe failed or its new resources ask for it; it starts again in the same
+    /// round.
     fn restart_running_sidecar(&mut self, entry: &ContainerEntry<'_>, c: &'a ObservedContainer) -> bool {
         let spec: &Container = entry.spec;
         if self.changed(entry, c) {
@@ -123,6 +127,6 @@ impl<'a> Round<'a> {
             self.kill(c, KillReason::LivenessProbe, message, grace);
             return true;
         }
-        false
+        self.resize_container(entry, c)
     }
 }

@@ -118,6 +118,7 @@ impl Pair {
             now: self.time(),
             gates: RestartGates::default(),
             container_hash: &hash,
+            has: None,
         })
     }
 

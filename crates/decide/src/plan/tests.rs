@@ -56,6 +56,7 @@ fn round(pod: &DesiredPod, observed: &ObservedPod, probes: Probes<'_>) -> Plan {
         now: at(1000),
         gates: RestartGates::default(),
         container_hash: &hash,
+        has: None,
     })
 }
 
@@ -194,6 +195,7 @@ fn restart_rules_go_before_policies() {
         now: at(1000),
         gates: off,
         container_hash: &hash,
+        has: None,
     });
     assert_eq!(show(&p), "");
 }
@@ -452,6 +454,7 @@ fn crash_backoff_holds_one_container_only() {
             now: at(now),
             gates: RestartGates::default(),
             container_hash: &hash,
+            has: None,
         })
     };
     let p = at_time(105, &backoffs);
@@ -472,6 +475,7 @@ fn crash_backoff_holds_one_container_only() {
         now: at(105),
         gates: RestartGates::default(),
         container_hash: &hash,
+        has: None,
     });
     assert_eq!(show(&p), "wait web");
     assert_eq!(p.sandbox, SandboxStep::Keep("s0".into()));

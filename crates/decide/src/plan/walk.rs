@@ -60,6 +60,7 @@ impl Fake {
             now: self.time(),
             gates: RestartGates::default(),
             container_hash: &hash,
+            has: None,
         })
     }
 

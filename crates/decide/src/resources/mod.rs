@@ -18,13 +18,13 @@ pub use aggregate::{
 };
 pub use empty_dir::memory_volume_size;
 pub use node::{
-    EvictionReserve, Reservations, Reserve, allocatable, enforced_reservation, kubepods_resources, reserved_list,
-    validate_reservations,
+    EvictionReserve, Reservations, Reserve, ReservedGroup, allocatable, enforced_reservation, kubepods_resources,
+    reserved_groups, reserved_list, validate_reservations,
 };
 pub use oom::oom_score_adj;
 pub use pod_cgroup::{
-    MemoryQos, PodCgroupOptions, QosDemand, kubepods_name, pod_cgroup_name, pod_cgroup_resources, qos_cgroup_name,
-    qos_cgroup_resources,
+    MemoryQos, MemoryReserve, PodCgroupOptions, QosDemand, kubepods_name, pod_cgroup_name, pod_cgroup_resources,
+    qos_cgroup_name, qos_cgroup_resources,
 };
 pub use qos::{QosClass, compute_qos_class, is_critical, is_node_critical, qos_class};
 

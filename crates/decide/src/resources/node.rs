@@ -164,6 +164,61 @@ pub fn enforced_reservation(
     out
 }
 
+/// One of the groups that reservations are enforced on (`enforceNodeAllocatable`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReservedGroup {
+    /// `system` or `kube`.
+    pub of: &'static str,
+    /// CPU alone.
+    pub compressible_only: bool,
+    /// The group, as `systemReservedCgroup` or `kubeReservedCgroup` has it.
+    pub group: String,
+    /// What is written into it.
+    pub resources: CgroupResources,
+}
+
+impl ReservedGroup {
+    /// Go's message when it is done.
+    pub fn done(&self) -> String {
+        format!("Updated limits on {} reserved cgroup {}", self.of, self.group)
+    }
+
+    /// Go's message when it cannot be done, as `error` says.
+    pub fn failed(&self, error: &str) -> String {
+        let of = if self.of == "kube" { "Kube" } else { "System" };
+        let what = if self.compressible_only { "Reserved Compressible" } else { "Reserved" };
+        format!("Failed to enforce {of} {what} Cgroup Limits on {:?}: {error}", self.group)
+    }
+}
+
+/// The groups that the keys of `enforceNodeAllocatable` name besides `pods`, in the order in which they are written. `groups`: `systemReservedCgroup` and
+/// `kubeReservedCgroup`. `protect`: gate MemoryQoS on v2, by which the reserved memory is also kept from reclaim.
+pub fn reserved_groups(
+    enforce: &[String],
+    groups: (&str, &str),
+    reservations: &Reservations,
+    hugepage_sizes: &[String],
+    protect: bool,
+) -> Vec<ReservedGroup> {
+    let (system, kube) = (("system", groups.0, &reservations.system), ("kube", groups.1, &reservations.kube));
+    let keys = [
+        ("system-reserved", system, false),
+        ("kube-reserved", kube, false),
+        ("system-reserved-compressible", system, true),
+        ("kube-reserved-compressible", kube, true),
+    ];
+    keys.into_iter()
+        .filter(|(key, ..)| enforce.iter().any(|e| e == key))
+        .map(|(_, (of, group, list), compressible_only)| {
+            let mut resources = enforced_reservation(list, compressible_only, hugepage_sizes);
+            if let Some(memory) = resources.memory_limit.filter(|_| protect) {
+                resources.unified.insert("memory.min".into(), memory.to_string());
+            }
+            ReservedGroup { of, compressible_only, group: group.to_owned(), resources }
+        })
+        .collect()
+}
+
 /// The resources of `kubeReserved` or `systemReserved` as configured.
 ///
 /// # Errors
@@ -245,6 +300,27 @@ mod tests {
 
         let reserved = enforced_reservation(&reservations.kube, true, &sizes);
         assert_eq!(reserved, CgroupResources { cpu_shares: Some(512), ..CgroupResources::default() });
+    }
+
+    #[test]
+    fn groups_of_reservations() {
+        let (_, reservations) = node();
+        let groups = |enforce: &[&str], protect| {
+            let enforce: Vec<_> = enforce.iter().map(|e| (*e).to_owned()).collect();
+            reserved_groups(&enforce, ("/system", "/kube.slice"), &reservations, &[], protect)
+        };
+        assert!(groups(&["pods"], true).is_empty());
+        let both = groups(&["kube-reserved", "system-reserved-compressible", "pods"], true);
+        assert_eq!((both[0].group.as_str(), both[1].group.as_str(), both.len()), ("/kube.slice", "/system", 2));
+        assert_eq!(both[0].resources.unified["memory.min"], (512i64 << 20).to_string());
+        assert_eq!((both[0].resources.cpu_shares, both[0].resources.pids_limit), (Some(512), Some(1000)));
+        assert_eq!(both[1].resources, CgroupResources { cpu_shares: Some(512), ..CgroupResources::default() });
+        assert!(groups(&["kube-reserved"], false)[0].resources.unified.is_empty());
+        assert_eq!(both[0].done(), "Updated limits on kube reserved cgroup /kube.slice");
+        assert_eq!(
+            both[1].failed("no such group"),
+            "Failed to enforce System Reserved Compressible Cgroup Limits on \"/system\": no such group"
+        );
     }
 
     #[test]

@@ -148,6 +148,30 @@ impl QosDemand {
     }
 }
 
+/// Memory kept for the better classes (gate QOSReserved, `qosReserved`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReserve {
+    /// Percent of what the pods of the better classes request.
+    pub percent: i64,
+    /// Bytes of the node that are for pods, eviction thresholds among them.
+    pub allocatable: i64,
+}
+
+impl MemoryReserve {
+    /// The memory limit of a class's cgroup in bytes; None: it has none of its own, or what is for pods is not known.
+    pub fn limit(&self, class: QosClass, demand: &QosDemand) -> Option<i64> {
+        let part =
+            |requested: i64| i64::try_from(i128::from(requested) * i128::from(self.percent) / 100).unwrap_or(i64::MAX);
+        let burstable = self.allocatable - part(demand.guaranteed_memory);
+        match class {
+            _ if self.allocatable <= 0 => None,
+            QosClass::Guaranteed => None,
+            QosClass::Burstable => Some(burstable),
+            QosClass::BestEffort => Some(burstable - part(demand.burstable_memory)),
+        }
+    }
+}
+
 /// What is written into a class's cgroup, at start, each minute and after each kill. For Guaranteed, whose cgroup is `kubepods`, that
 /// is unbounded huge pages (in place of the node's, see `kubepods_resources`) and what MemoryQoS adds.
 pub fn qos_cgroup_resources(
@@ -246,6 +270,18 @@ mod tests {
         // An init container without limits leaves the pod unlimited, a sidecar before it with limits does not help memory.
         let init = r#"{"initContainers": [{"name": "i"}], "containers": [{"name": "a", "resources": {"limits": {"memory": "1Gi"}}}]}"#;
         assert_eq!(pod_cgroup_resources(&pod(init), &PodCgroupOptions::default()).memory_limit, None);
+    }
+
+    #[test]
+    fn memory_kept_for_the_better_classes() {
+        let demand = QosDemand { burstable_cpu: 0, guaranteed_memory: 1 << 30, burstable_memory: 512 << 20 };
+        let limits = |percent, allocatable| {
+            let reserve = MemoryReserve { percent, allocatable };
+            [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort].map(|class| reserve.limit(class, &demand))
+        };
+        assert_eq!(limits(100, 4 << 30), [None, Some(3 << 30), Some(5 << 29)]);
+        assert_eq!(limits(50, 4 << 30), [None, Some(7 << 29), Some((7 << 29) - (256 << 20))]);
+        assert_eq!(limits(50, 0), [None; 3]);
     }
 
     #[test]

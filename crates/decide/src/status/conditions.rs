@@ -99,7 +99,9 @@ pub(super) fn conditions(
 fn stamp(condition: &mut PodCondition, previous: Option<&PodStatus>, now: Timestamp) {
     let before = previous.and_then(|s| s.conditions.iter().flatten().find(|c| c.type_ == condition.type_));
     let kept = before.filter(|c| c.status == condition.status).and_then(|c| c.last_transition_time.clone());
-    if kept.is_some() {
+    if condition.type_.starts_with("PodResize") {
+        // Their own times: they change with the reason.
+    } else if kept.is_some() {
         condition.last_transition_time = kept;
     } else if OWNED.contains(&condition.type_.as_str()) || condition.last_transition_time.is_none() {
         condition.last_transition_time = Some(whole_seconds(now));

@@ -13,6 +13,7 @@ use model::pod::{ContainerEntry, ContainerKind};
 use model::quantity::{Format, Quantity};
 
 use super::{MAX_TERMINATION_MESSAGES, StatusInput, find, restarting_all, started_here, whole_seconds};
+use crate::resize::sizes;
 use crate::restart::{self, RESTARTING_ALL_CONTAINERS};
 
 /// Exit code shown for a container whose end nobody saw.
@@ -358,7 +359,9 @@ impl<'a> View<'a> {
         let kept = old
             .filter(|o| o.container_id.as_deref() == Some(id) && o.state.as_ref().is_some_and(|s| s.running.is_some()))
             .and_then(|o| o.resources.as_ref());
-        let has = Actual::new(run.resources.as_ref());
+        // What the runtime does not tell is as it was last given.
+        let given = self.input.actuated.and_then(|a| a.containers.get(&spec.name));
+        let has = Actual::new(run.resources.as_ref(), given);
         if let Some(limits) = &mut resources.limits {
             let kept = kept.and_then(|r| r.limits.as_ref());
             put(limits, kept, "cpu", has.cpu_limit, MIN_LIMIT_MILLI);
@@ -367,7 +370,7 @@ impl<'a> View<'a> {
         if let Some(requests) = &mut resources.requests {
             let kept = kept.and_then(|r| r.requests.as_ref());
             put(requests, kept, "cpu", has.cpu_request, MIN_SHARES);
-            put(requests, kept, "memory", None, 0);
+            put(requests, kept, "memory", has.memory_request, 0);
         }
         resources
     }
@@ -396,22 +399,32 @@ impl<'a> View<'a> {
 struct Actual {
     cpu_limit: Option<(Quantity, i64)>,
     cpu_request: Option<(Quantity, i64)>,
+    memory_request: Option<(Quantity, i64)>,
     memory_limit: Option<(Quantity, i64)>,
 }
 
 impl Actual {
-    fn new(r: Option<&ObservedResources>) -> Self {
+    fn new(r: Option<&ObservedResources>, given: Option<&ResourceRequirements>) -> Self {
         let milli = |m: i64| (m > 0).then(|| (Quantity::from_milli(m, Format::DecimalSI), m));
+        let bytes = |b: i64| (b > 0).then(|| (Quantity::from_value(b, Format::BinarySI), b));
+        let given = given.map(|g| sizes(None, g));
+        if let (None, Some(given)) = (r, given) {
+            return Self {
+                cpu_limit: milli(given.cpu_limit),
+                cpu_request: milli(given.cpu_request),
+                memory_request: bytes(given.memory_request),
+                memory_limit: bytes(given.memory_limit),
+            };
+        }
         Self {
+            memory_request: given.and_then(|g| bytes(g.memory_request)),
             cpu_limit: r
                 .filter(|r| r.cpu_period > 0 && r.cpu_quota > 0)
                 .and_then(|r| milli(r.cpu_quota.saturating_mul(1000) / r.cpu_period)),
             cpu_request: r
                 .filter(|r| r.cpu_shares > 0)
                 .and_then(|r| milli((r.cpu_shares.saturating_mul(1000) + 1023) / 1024)),
-            memory_limit: r
-                .filter(|r| r.memory_limit > 0)
-                .map(|r| (Quantity::from_value(r.memory_limit, Format::BinarySI), r.memory_limit)),
+            memory_limit: r.and_then(|r| bytes(r.memory_limit)),
         }
     }
 }

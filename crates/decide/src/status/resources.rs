@@ -16,15 +16,16 @@ pub struct PodResources {
     pub resources: ResourceRequirements,
 }
 
-/// The sums of a pod; `pod_level`: gate PodLevelResources.
-pub fn pod_resources(pod: &DesiredPod, pod_level: bool) -> PodResources {
+/// The sums of a pod: of what it was given, and of what it has. `pod`: in the form in which it runs; `has`: the same pod with what it was last
+/// given, while that is something else. `pod_level`: gate PodLevelResources.
+pub fn pod_resources(pod: &DesiredPod, has: &DesiredPod, pod_level: bool) -> PodResources {
     let what = PodSum { overhead: true, pod_level };
     let shown = |sum: ResourceList| sum.into_iter().map(|(name, q)| (name, q.to_api())).collect::<BTreeMap<_, _>>();
     let allocated = shown(pod_requests(pod, what));
     let some = |list: BTreeMap<String, Quantity>| Some(list).filter(|l| !l.is_empty());
     let resources = ResourceRequirements {
-        requests: some(allocated.clone()),
-        limits: some(shown(pod_limits(pod, what))),
+        requests: some(shown(pod_requests(has, what))),
+        limits: some(shown(pod_limits(has, what))),
         claims: None,
     };
     PodResources { allocated, resources }
@@ -62,7 +63,7 @@ mod tests {
             ),
             (r#"{"containers": [{"name": "c"}]}"#, json!({}), json!({})),
         ] {
-            let got = pod_resources(&pod(spec), true);
+            let got = pod_resources(&pod(spec), &pod(spec), true);
             assert_eq!(serde_json::to_value(&got.allocated).expect("json"), allocated, "{spec}");
             assert_eq!(serde_json::to_value(&got.resources).expect("json"), resources, "{spec}");
         }

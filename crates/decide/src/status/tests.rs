@@ -44,6 +44,7 @@ fn make(pod: &DesiredPod, observed: &ObservedPod, with: &With<'_>) -> PodStatus 
         runtime_name: "containerd",
         host_ips: with.host_ips,
         qos_class: "BestEffort",
+        actuated: None,
         pod_resources: None,
         ended: with.ended,
         failure: with.failure,

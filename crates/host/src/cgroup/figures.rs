@@ -5,18 +5,22 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use jiff::Timestamp;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::CgroupVersion;
 use super::layout::{CgroupLayout, below};
 use super::values::shares_from_weight;
 use crate::error::{Attempt, Failed, Result};
+use crate::small_files::SmallFiles;
 
 /// A v1 group without a limit shows the largest multiple of the page size; anything near it is none.
 const V1_NO_LIMIT: u64 = 1 << 62;
 
+/// The processes of a group itself, in every hierarchy.
+const PROCESSES: &str = "cgroup.procs";
+
 /// How much of a group is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
     /// CPU, memory and pressure.
     Usage,
@@ -178,40 +182,26 @@ impl Pressure {
 }
 
 /// A controller's directory of a group.
-struct Dir {
-    fd: OwnedFd,
-    buffer: Vec<u8>,
-}
+struct Dir(OwnedFd);
 
 impl Dir {
     /// None: there is no such group.
     fn open(path: &Path) -> Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(fd) => Ok(Some(Self { fd, buffer: Vec::new() })),
+            Ok(fd) => Ok(Some(Self(fd))),
             Err(rustix::io::Errno::NOENT) => Ok(None),
             Err(e) => Err(e).on("open", path),
         }
     }
 
     /// A file's text; None when it is not there or the controller does not answer: a figure more or less is no failure.
-    fn text(&mut self, name: &str) -> Option<&str> {
-        let fd = rustix::fs::openat(&self.fd, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        self.buffer.clear();
-        loop {
-            self.buffer.reserve(2048);
-            match rustix::io::read(&fd, rustix::buffer::spare_capacity(&mut self.buffer)) {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return None,
-            }
-        }
-        std::str::from_utf8(&self.buffer).ok().map(str::trim_end)
+    fn text<'f>(&self, files: &'f mut SmallFiles, name: &str) -> Option<&'f str> {
+        files.text(&self.0, name)
     }
 
-    fn number(&mut self, name: &str) -> Option<u64> {
-        self.text(name)?.parse().ok()
+    fn number(&self, files: &mut SmallFiles, name: &str) -> Option<u64> {
+        files.number(&self.0, name)
     }
 
     /// The earlier time of the directory and of a file in it that nobody writes: a directory is touched by each group made in it.
@@ -219,14 +209,18 @@ impl Dir {
         let time = |stat: rustix::fs::Stat| {
             Timestamp::new(stat.st_mtime, i32::try_from(stat.st_mtime_nsec).unwrap_or_default()).ok()
         };
-        let dir = rustix::fs::fstat(&self.fd).ok().and_then(time);
-        let file = rustix::fs::statat(&self.fd, file, AtFlags::empty()).ok().and_then(time);
+        let dir = rustix::fs::fstat(&self.0).ok().and_then(time);
+        let file = rustix::fs::statat(&self.0, file, AtFlags::empty()).ok().and_then(time);
         dir.into_iter().chain(file).min()
     }
 
-    fn processes(&mut self) -> Vec<u32> {
-        self.text("cgroup.procs").unwrap_or_default().lines().filter_map(|l| l.parse().ok()).collect()
+    fn processes(&self, files: &mut SmallFiles) -> Vec<u32> {
+        files.table(&self.0, PROCESSES).map(ids).unwrap_or_default()
     }
+}
+
+fn ids(list: &str) -> Vec<u32> {
+    list.lines().filter_map(|l| l.parse().ok()).collect()
 }
 
 /// The numbers of a file of `key value` lines, in the order of `keys`.
@@ -245,38 +239,45 @@ impl CgroupLayout {
     ///
     /// # Errors
     /// The group's directory cannot be opened.
-    pub fn figures(&self, path: &str, proc: &Path, detail: Detail) -> Result<Option<GroupFigures>> {
+    pub fn figures(
+        &self,
+        path: &str,
+        proc: &Path,
+        detail: Detail,
+        files: &mut SmallFiles,
+    ) -> Result<Option<GroupFigures>> {
         match self.version {
-            CgroupVersion::V1 => self.figures_v1(path, proc, detail),
-            CgroupVersion::V2 => self.figures_v2(path, proc, detail),
+            CgroupVersion::V1 => self.figures_v1(path, proc, detail, files),
+            CgroupVersion::V2 => self.figures_v2(path, proc, detail, files),
         }
     }
 
     /// The CPU time of a group alone, ns.
-    pub fn cpu_time(&self, path: &str) -> Option<u64> {
+    pub fn cpu_time(&self, path: &str, files: &mut SmallFiles) -> Option<u64> {
         match self.version {
-            CgroupVersion::V1 => Dir::open(&self.dir("cpuacct", path)?).ok()??.number("cpuacct.usage"),
-            CgroupVersion::V2 => usage_usec(Dir::open(&below(&self.root, path)).ok()??.text("cpu.stat")?),
+            CgroupVersion::V1 => files.number(CWD, &self.dir("cpuacct", path)?.join("cpuacct.usage")),
+            CgroupVersion::V2 => usage_usec(files.text(CWD, &below(&self.root, path).join("cpu.stat"))?),
         }
     }
 
     /// The processes of a group itself; none when it is not there.
-    pub fn processes(&self, path: &str) -> Vec<u32> {
+    pub fn processes(&self, path: &str, files: &mut SmallFiles) -> Vec<u32> {
         let dir = match self.version {
             CgroupVersion::V2 => Some(below(&self.root, path)),
             CgroupVersion::V1 => self.dir("cpu", path),
         };
-        dir.and_then(|dir| Dir::open(&dir).ok().flatten()).map(|mut dir| dir.processes()).unwrap_or_default()
+        dir.and_then(|dir| files.table(CWD, &dir.join(PROCESSES)).map(ids)).unwrap_or_default()
     }
 
-    /// The paths of the groups directly below this one; none when it is not there. On v1 as the memory controller has them.
+    /// The paths of the groups directly below this one; none when it is not there. On v1 as one controller has them: that of processes, whose
+    /// directories have the fewest files.
     ///
     /// # Errors
     /// The directory cannot be read.
     pub fn groups_in(&self, path: &str) -> Result<Vec<String>> {
         let dir = match self.version {
             CgroupVersion::V2 => below(&self.root, path),
-            CgroupVersion::V1 => match self.dir("memory", path).or_else(|| self.dir("cpu", path)) {
+            CgroupVersion::V1 => match ["pids", "memory", "cpu"].iter().find_map(|c| self.dir(c, path)) {
                 Some(dir) => dir,
                 None => return Ok(Vec::new()),
             },
@@ -323,60 +324,72 @@ impl CgroupLayout {
         }
     }
 
-    fn figures_v1(&self, path: &str, proc: &Path, detail: Detail) -> Result<Option<GroupFigures>> {
+    fn figures_v1(
+        &self,
+        path: &str,
+        proc: &Path,
+        detail: Detail,
+        files: &mut SmallFiles,
+    ) -> Result<Option<GroupFigures>> {
         let open = |controller: &str| self.dir(controller, path).map_or(Ok(None), |dir| Dir::open(&dir));
-        let (mut accounting, mut memory) = (open("cpuacct")?, open("memory")?);
+        let (accounting, memory) = (open("cpuacct")?, open("memory")?);
         let Some(any) = accounting.as_ref().or(memory.as_ref()) else { return Ok(None) };
         let mut figures = GroupFigures { created: any.created("cgroup.clone_children"), ..GroupFigures::default() };
-        figures.cpu_ns = accounting.as_mut().and_then(|d| d.number("cpuacct.usage"));
-        figures.memory = memory.as_mut().and_then(memory_v1);
+        figures.cpu_ns = accounting.as_ref().and_then(|d| d.number(files, "cpuacct.usage"));
+        figures.memory = memory.as_ref().and_then(|d| memory_v1(d, files));
         if path == "/" {
             figures.pressure = node_pressure(proc);
         }
         if detail == Detail::Full {
             let mut more = GroupDetail::default();
-            if let Some(text) = accounting.as_mut().and_then(|d| d.text("cpuacct.stat")) {
+            if let Some(text) = accounting.as_ref().and_then(|d| d.text(files, "cpuacct.stat")) {
                 let [user, system] = keyed(text, ["user", "system"]);
                 let tick = 1_000_000_000 / rustix::param::clock_ticks_per_second();
                 (more.user_ns, more.system_ns) = (user.unwrap_or_default() * tick, system.unwrap_or_default() * tick);
             }
-            if let Some(cpu) = open("cpu")?.as_mut() {
-                more.shares = cpu.number("cpu.shares").unwrap_or_default();
-                more.period = cpu.number("cpu.cfs_period_us").unwrap_or_default();
-                more.quota = cpu.number("cpu.cfs_quota_us");
+            if let Some(cpu) = open("cpu")? {
+                more.shares = cpu.number(files, "cpu.shares").unwrap_or_default();
+                more.period = cpu.number(files, "cpu.cfs_period_us").unwrap_or_default();
+                more.quota = cpu.number(files, "cpu.cfs_quota_us");
                 // Counted only while there is a quota.
                 if more.quota.is_some()
-                    && let Some(text) = cpu.text("cpu.stat")
+                    && let Some(text) = cpu.text(files, "cpu.stat")
                 {
                     let [periods, throttled, time, bursts, burst] =
                         keyed(text, ["nr_periods", "nr_throttled", "throttled_time", "nr_bursts", "burst_time"])
                             .map(Option::unwrap_or_default);
                     more.throttling = Throttling { periods, throttled, throttled_ns: time, bursts, burst_ns: burst };
                 }
-                more.processes = cpu.processes();
+                more.processes = cpu.processes(files);
             }
-            if let Some(memory) = memory.as_mut() {
-                more.max_usage = memory.number("memory.max_usage_in_bytes").unwrap_or_default();
-                more.fail_count = memory.number("memory.failcnt").unwrap_or_default();
-                more.kernel = memory.number("memory.kmem.usage_in_bytes").unwrap_or_default();
-                more.reservation = memory.number("memory.soft_limit_in_bytes").filter(|l| *l < V1_NO_LIMIT);
-                let [kills] = memory.text("memory.oom_control").map_or([None], |t| keyed(t, ["oom_kill"]));
+            if let Some(memory) = memory.as_ref() {
+                more.max_usage = memory.number(files, "memory.max_usage_in_bytes").unwrap_or_default();
+                more.fail_count = memory.number(files, "memory.failcnt").unwrap_or_default();
+                more.kernel = memory.number(files, "memory.kmem.usage_in_bytes").unwrap_or_default();
+                more.reservation = memory.number(files, "memory.soft_limit_in_bytes").filter(|l| *l < V1_NO_LIMIT);
+                let [kills] = memory.text(files, "memory.oom_control").map_or([None], |t| keyed(t, ["oom_kill"]));
                 more.oom_kills = kills.unwrap_or_default();
             }
-            if let Some(pids) = open("pids")?.as_mut() {
-                (more.tasks, more.tasks_max) = (pids.number("pids.current"), pids.number("pids.max"));
+            if let Some(pids) = open("pids")? {
+                (more.tasks, more.tasks_max) = (pids.number(files, "pids.current"), pids.number(files, "pids.max"));
             }
             figures.detail = Some(more);
         }
         Ok(Some(figures))
     }
 
-    fn figures_v2(&self, path: &str, proc: &Path, detail: Detail) -> Result<Option<GroupFigures>> {
-        let Some(mut dir) = Dir::open(&below(&self.root, path))? else { return Ok(None) };
+    fn figures_v2(
+        &self,
+        path: &str,
+        proc: &Path,
+        detail: Detail,
+        files: &mut SmallFiles,
+    ) -> Result<Option<GroupFigures>> {
+        let Some(dir) = Dir::open(&below(&self.root, path))? else { return Ok(None) };
         let root = path == "/";
         let mut figures = GroupFigures { created: dir.created("cgroup.events"), ..GroupFigures::default() };
         let mut more = GroupDetail::default();
-        if let Some(text) = dir.text("cpu.stat") {
+        if let Some(text) = dir.text(files, "cpu.stat") {
             const KEYS: [&str; 8] = [
                 "usage_usec",
                 "user_usec",
@@ -394,24 +407,24 @@ impl CgroupLayout {
             more.throttling =
                 Throttling { periods, throttled, throttled_ns: time * 1000, bursts, burst_ns: burst * 1000 };
         }
-        figures.memory = memory_v2(&mut dir, root.then_some(proc), &mut more)?;
+        figures.memory = memory_v2(&dir, files, root.then_some(proc), &mut more)?;
         figures.pressure = if root {
             node_pressure(proc)
         } else {
-            let mut read = |file: &str| dir.text(file).and_then(Pressure::parse);
+            let mut read = |file: &str| dir.text(files, file).and_then(Pressure::parse);
             GroupPressure { cpu: read("cpu.pressure"), memory: read("memory.pressure"), io: read("io.pressure") }
         };
         if detail == Detail::Full {
-            more.shares = dir.number("cpu.weight").map_or(0, shares_from_weight);
-            if let Some((quota, period)) = dir.text("cpu.max").and_then(|t| t.split_once(' ')) {
+            more.shares = dir.number(files, "cpu.weight").map_or(0, shares_from_weight);
+            if let Some((quota, period)) = dir.text(files, "cpu.max").and_then(|t| t.split_once(' ')) {
                 (more.quota, more.period) = (quota.parse().ok(), period.parse().unwrap_or_default());
             }
-            more.max_usage = dir.number("memory.peak").unwrap_or_default();
-            more.reservation = dir.number("memory.min");
-            let [kills] = dir.text("memory.events").map_or([None], |t| keyed(t, ["oom_kill"]));
+            more.max_usage = dir.number(files, "memory.peak").unwrap_or_default();
+            more.reservation = dir.number(files, "memory.min");
+            let [kills] = dir.text(files, "memory.events").map_or([None], |t| keyed(t, ["oom_kill"]));
             more.oom_kills = kills.unwrap_or_default();
-            (more.tasks, more.tasks_max) = (dir.number("pids.current"), dir.number("pids.max"));
-            more.processes = dir.processes();
+            (more.tasks, more.tasks_max) = (dir.number(files, "pids.current"), dir.number(files, "pids.max"));
+            more.processes = dir.processes(files);
             figures.detail = Some(more);
         }
         Ok(Some(figures))
@@ -423,8 +436,8 @@ fn usage_usec(text: &str) -> Option<u64> {
     usage.map(|us| us * 1000)
 }
 
-fn memory_v1(dir: &mut Dir) -> Option<MemoryFigures> {
-    let usage = dir.number("memory.usage_in_bytes")?;
+fn memory_v1(dir: &Dir, files: &mut SmallFiles) -> Option<MemoryFigures> {
+    let usage = dir.number(files, "memory.usage_in_bytes")?;
     const KEYS: [&str; 8] = [
         "total_cache",
         "total_rss",
@@ -435,7 +448,7 @@ fn memory_v1(dir: &mut Dir) -> Option<MemoryFigures> {
         "pgfault",
         "pgmajfault",
     ];
-    let values = keyed(dir.text("memory.stat")?, KEYS);
+    let values = keyed(dir.text(files, "memory.stat")?, KEYS);
     let swap_counted = values[5].is_some();
     let [cache, rss, mapped_file, active_file, inactive_file, swap, page_faults, major_page_faults] =
         values.map(Option::unwrap_or_default);
@@ -450,16 +463,21 @@ fn memory_v1(dir: &mut Dir) -> Option<MemoryFigures> {
         swap,
         page_faults,
         major_page_faults,
-        limit: dir.number("memory.limit_in_bytes").filter(|l| *l < V1_NO_LIMIT),
-        swap_limit: dir.number("memory.memsw.limit_in_bytes").filter(|l| *l < V1_NO_LIMIT),
+        limit: dir.number(files, "memory.limit_in_bytes").filter(|l| *l < V1_NO_LIMIT),
+        swap_limit: dir.number(files, "memory.memsw.limit_in_bytes").filter(|l| *l < V1_NO_LIMIT),
         swap_counted,
     })
 }
 
 /// `proc`: given for the root group, which counts no usage of its own; the node's figures stand in.
-fn memory_v2(dir: &mut Dir, proc: Option<&Path>, more: &mut GroupDetail) -> Result<Option<MemoryFigures>> {
-    let (usage, swap) = match (dir.number("memory.current"), proc) {
-        (Some(usage), _) => (usage, dir.number("memory.swap.current")),
+fn memory_v2(
+    dir: &Dir,
+    files: &mut SmallFiles,
+    proc: Option<&Path>,
+    more: &mut GroupDetail,
+) -> Result<Option<MemoryFigures>> {
+    let (usage, swap) = match (dir.number(files, "memory.current"), proc) {
+        (Some(usage), _) => (usage, dir.number(files, "memory.swap.current")),
         (None, Some(proc)) => {
             let node = crate::proc::memory(proc)?;
             (node.total.saturating_sub(node.free), Some(node.swap_total.saturating_sub(node.swap_free)))
@@ -468,7 +486,7 @@ fn memory_v2(dir: &mut Dir, proc: Option<&Path>, more: &mut GroupDetail) -> Resu
     };
     const KEYS: [&str; 8] =
         ["anon", "file", "kernel", "file_mapped", "active_file", "inactive_file", "pgfault", "pgmajfault"];
-    let values = keyed(dir.text("memory.stat").unwrap_or_default(), KEYS);
+    let values = keyed(dir.text(files, "memory.stat").unwrap_or_default(), KEYS);
     let [rss, cache, kernel, mapped_file, active_file, inactive_file, page_faults, major_page_faults] =
         values.map(Option::unwrap_or_default);
     more.kernel = kernel;
@@ -483,8 +501,8 @@ fn memory_v2(dir: &mut Dir, proc: Option<&Path>, more: &mut GroupDetail) -> Resu
         swap: swap.unwrap_or_default(),
         page_faults,
         major_page_faults,
-        limit: dir.number("memory.max"),
-        swap_limit: dir.number("memory.swap.max"),
+        limit: dir.number(files, "memory.max"),
+        swap_limit: dir.number(files, "memory.swap.max"),
         swap_counted: swap.is_some(),
     }))
 }

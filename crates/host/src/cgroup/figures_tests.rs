@@ -39,12 +39,12 @@ fn a_v1_group_is_read_in_all_its_hierarchies() {
         ),
         ("pids/k/p/pids.current", "3\n"),
         ("pids/k/p/pids.max", "max\n"),
-        ("memory/k/other/memory.usage_in_bytes", "1\n"),
+        ("pids/k/other/pids.current", "1\n"),
     ] {
         put(d, &format!("cg/{file}"), text);
     }
     let layout = layout(d);
-    let usage = layout.figures("/k/p", &d.join("proc"), Detail::Usage).unwrap().unwrap();
+    let usage = layout.figures("/k/p", &d.join("proc"), Detail::Usage, &mut SmallFiles::default()).unwrap().unwrap();
     assert!(usage.created.is_some());
     assert_eq!(usage.cpu_ns, Some(5_000_000_000));
     assert_eq!(
@@ -66,7 +66,12 @@ fn a_v1_group_is_read_in_all_its_hierarchies() {
         })
     );
     assert_eq!((usage.pressure, usage.detail), (GroupPressure::default(), None));
-    let full = layout.figures("/k/p", &d.join("proc"), Detail::Full).unwrap().unwrap().detail.unwrap();
+    let full = layout
+        .figures("/k/p", &d.join("proc"), Detail::Full, &mut SmallFiles::default())
+        .unwrap()
+        .unwrap()
+        .detail
+        .unwrap();
     let tick = 1_000_000_000 / rustix::param::clock_ticks_per_second();
     assert_eq!(
         full,
@@ -89,8 +94,8 @@ fn a_v1_group_is_read_in_all_its_hierarchies() {
     );
     assert_eq!(layout.groups_in("/k").unwrap(), ["/k/other", "/k/p"]);
     assert_eq!(layout.groups_in("/k/p").unwrap(), Vec::<String>::new());
-    assert_eq!(layout.cpu_time("/k/p"), Some(5_000_000_000));
-    assert_eq!(layout.figures("/k/gone", &d.join("proc"), Detail::Full).unwrap(), None);
+    assert_eq!(layout.cpu_time("/k/p", &mut SmallFiles::default()), Some(5_000_000_000));
+    assert_eq!(layout.figures("/k/gone", &d.join("proc"), Detail::Full, &mut SmallFiles::default()).unwrap(), None);
     assert_eq!(layout.groups_in("/gone").unwrap(), Vec::<String>::new());
 }
 
@@ -125,7 +130,8 @@ fn a_v2_group_is_read_in_the_terms_of_v1() {
         put(d, &format!("cg/k.slice/p.scope/{file}"), text);
     }
     let layout = layout(d);
-    let found = layout.figures("/k.slice/p.scope", &d.join("proc"), Detail::Full).unwrap().unwrap();
+    let found =
+        layout.figures("/k.slice/p.scope", &d.join("proc"), Detail::Full, &mut SmallFiles::default()).unwrap().unwrap();
     assert_eq!(found.cpu_ns, Some(5_000_000_000));
     let memory = found.memory.unwrap();
     assert_eq!((memory.usage, memory.working_set, memory.rss, memory.cache), (1000, 600, 300, 500));
@@ -140,7 +146,7 @@ fn a_v2_group_is_read_in_the_terms_of_v1() {
     assert_eq!(detail.throttling.throttled_ns, 7000);
     assert_eq!(detail.processes, [12]);
     assert_eq!(layout.groups_in("/k.slice").unwrap(), ["/k.slice/p.scope"]);
-    assert_eq!(layout.cpu_time("/k.slice/p.scope"), Some(5_000_000_000));
+    assert_eq!(layout.cpu_time("/k.slice/p.scope", &mut SmallFiles::default()), Some(5_000_000_000));
 }
 
 #[test]
@@ -157,7 +163,7 @@ fn the_root_of_v2_stands_for_the_node() {
          VmallocUsed: 0 kB\nVmallocChunk: 0 kB\n",
     );
     put(d, "proc/pressure/memory", PSI);
-    let found = layout(d).figures("/", &d.join("proc"), Detail::Usage).unwrap().unwrap();
+    let found = layout(d).figures("/", &d.join("proc"), Detail::Usage, &mut SmallFiles::default()).unwrap().unwrap();
     let memory = found.memory.unwrap();
     assert_eq!((memory.usage, memory.working_set, memory.swap), (60 << 10, 59 << 10, 6 << 10));
     assert_eq!(found.cpu_ns, Some(7000));

@@ -65,6 +65,37 @@ impl HostCgroups {
         Ok(usage::read(&self.layout, path, &self.proc)?)
     }
 
+    /// Moves a process into the group at this path below the root, in every hierarchy, whatever the driver; a group that is not there is made. One that is in it
+    /// already stays.
+    ///
+    /// # Errors
+    /// The group cannot be made, or the kernel refuses the move.
+    pub fn adopt(&self, path: &str, pid: u32) -> CgroupResult<()> {
+        let name = name::name_from_path(CgroupDriver::Cgroupfs, path);
+        name::check(&name)?;
+        let path = format!("/{}", name.0.join("/"));
+        self.make_dirs(&path)?;
+        for dir in self.dirs(&path) {
+            if !processes(&dir)?.contains(&pid) {
+                self.put_checked(&dir.join("cgroup.procs"), &pid.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The processes that are right in the root group of any hierarchy, ascending; kernel threads are among them.
+    ///
+    /// # Errors
+    /// A list cannot be read.
+    pub fn at_root(&self) -> CgroupResult<Vec<u32>> {
+        let mut pids = BTreeSet::new();
+        for dir in self.dirs("/") {
+            pids.extend(processes(&dir)?);
+        }
+        pids.remove(&0);
+        Ok(pids.into_iter().collect())
+    }
+
     fn path(&self, name: &CgroupName) -> String {
         cgroup_path(self.driver(), name)
     }

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use crate::error::{Attempt, Result};
+use rustix::fs::CWD;
+
+use crate::error::Result;
+use crate::small_files::SmallFiles;
 
 /// Counters of one network interface since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,13 +32,10 @@ pub struct Traffic {
 }
 
 /// The interfaces in the network namespace of a process (`/proc/PID/net/dev`), in the kernel's order, without loopbacks and the host's
-/// ends of containers' links (names that begin with `lo`, `veth`, `docker`, `nerdctl`: those that cAdvisor leaves out).
-///
-/// # Errors
-/// There is no such process, or its file cannot be read.
-pub fn interface_traffic(proc: &Path, pid: u32) -> Result<Vec<InterfaceTraffic>> {
-    let path = proc.join(pid.to_string()).join("net/dev");
-    Ok(parse(&super::read(&path)?))
+/// ends of containers' links (names that begin with `lo`, `veth`, `docker`, `nerdctl`: those that cAdvisor leaves out). None: there is no
+/// such process.
+pub fn interface_traffic(proc: &Path, pid: u32, files: &mut SmallFiles) -> Option<Vec<InterfaceTraffic>> {
+    files.table(CWD, &proc.join(format!("{pid}/net/dev"))).map(parse)
 }
 
 fn parse(text: &str) -> Vec<InterfaceTraffic> {
@@ -45,12 +45,13 @@ fn parse(text: &str) -> Vec<InterfaceTraffic> {
         if ["lo", "veth", "docker", "nerdctl"].iter().any(|p| name.starts_with(p)) {
             return None;
         }
-        let counters: Vec<u64> = counters.split_whitespace().map_while(|n| n.parse().ok()).collect();
-        let direction = |at: usize| {
-            let [bytes, packets, errors, dropped] = counters.get(at..at + 4)?.try_into().ok()?;
-            Some(Traffic { bytes, packets, errors, dropped })
+        let mut counters = counters.split_ascii_whitespace().map_while(|n| n.parse().ok());
+        let mut direction = |skipped: usize| {
+            let mut next = || counters.next();
+            (0..skipped).try_for_each(|_| next().map(drop))?;
+            Some(Traffic { bytes: next()?, packets: next()?, errors: next()?, dropped: next()? })
         };
-        Some(InterfaceTraffic { name: name.to_owned(), received: direction(0)?, sent: direction(8)? })
+        Some(InterfaceTraffic { name: name.to_owned(), received: direction(0)?, sent: direction(4)? })
     };
     text.lines().filter_map(interface).collect()
 }
@@ -64,30 +65,31 @@ pub struct OpenFiles {
     pub sockets: u64,
 }
 
+/// What the targets of sockets' descriptors begin with.
+const SOCKET: &[u8; 7] = b"socket:";
+
 /// Counts the file descriptors of a process; zero when it is gone.
 pub fn open_files(proc: &Path, pid: u32) -> OpenFiles {
     let mut open = OpenFiles::default();
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let path = proc.join(pid.to_string()).join("fd");
+    let path = proc.join(format!("{pid}/fd"));
     let Ok(fd) = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()) else { return open };
     let Ok(dir) = rustix::fs::Dir::read_from(&fd) else { return open };
     for entry in dir.flatten().filter(|e| !e.file_name().to_bytes().starts_with(b".")) {
         open.descriptors += 1;
-        let target = rustix::fs::readlinkat(&fd, entry.file_name(), Vec::new());
-        open.sockets += u64::from(target.is_ok_and(|t| t.to_bytes().starts_with(b"socket:")));
+        // As much of the target as tells what it is.
+        let mut target = [0_u8; SOCKET.len()];
+        let read = rustix::fs::readlinkat_raw(&fd, entry.file_name(), &mut target[..]);
+        open.sockets += u64::from(read.is_ok() && &target == SOCKET);
     }
     open
 }
 
 /// The soft limit of open files of a process (`/proc/PID/limits`); None when it is gone, -1: unlimited.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn open_files_limit(proc: &Path, pid: u32) -> Result<Option<i64>> {
-    let path = proc.join(pid.to_string()).join("limits");
-    let text = crate::error::found(std::fs::read_to_string(&path)).on("read", &path)?.unwrap_or_default();
-    let soft = text.lines().find_map(|l| l.strip_prefix("Max open files")?.split_whitespace().next());
-    Ok(soft.and_then(|s| if s == "unlimited" { Some(-1) } else { s.parse().ok() }))
+pub fn open_files_limit(proc: &Path, pid: u32, files: &mut SmallFiles) -> Option<i64> {
+    let text = files.text(CWD, &proc.join(format!("{pid}/limits")))?;
+    let soft = text.lines().find_map(|l| l.strip_prefix("Max open files")?.split_ascii_whitespace().next())?;
+    if soft == "unlimited" { Some(-1) } else { soft.parse().ok() }
 }
 
 /// What was read from and written to a block device since the start of the system (Documentation/admin-guide/iostats.rst).
@@ -221,11 +223,12 @@ veth1a:       5       1    0    0    0     0          0         0        5      
     fn interfaces() {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), "9/net/dev", DEV);
-        let found = interface_traffic(dir.path(), 9).unwrap();
+        let mut files = SmallFiles::default();
+        let found = interface_traffic(dir.path(), 9, &mut files).unwrap();
         let received = Traffic { bytes: 1_314_367_502, packets: 74_088, errors: 1, dropped: 2 };
         let sent = Traffic { bytes: 4_699_950, packets: 57_912, errors: 3, dropped: 4 };
         assert_eq!(found, [InterfaceTraffic { name: "eth0".into(), received, sent }]);
-        assert!(interface_traffic(dir.path(), 8).unwrap_err().is_not_found());
+        assert_eq!(interface_traffic(dir.path(), 8, &mut files), None);
     }
 
     #[test]
@@ -236,8 +239,9 @@ veth1a:       5       1    0    0    0     0          0         0        5      
         let now = open_files(proc, std::process::id());
         // Other tests open and close files meanwhile.
         assert!(before.descriptors > 0 && now.sockets >= 2, "{before:?} {now:?}");
-        assert!(open_files_limit(proc, std::process::id()).unwrap().is_some());
-        assert_eq!(open_files_limit(proc, u32::MAX).unwrap(), None);
+        let mut files = SmallFiles::default();
+        assert!(open_files_limit(proc, std::process::id(), &mut files).is_some());
+        assert_eq!(open_files_limit(proc, u32::MAX, &mut files), None);
         assert_eq!(open_files(proc, u32::MAX), OpenFiles::default());
     }
 

@@ -124,9 +124,10 @@ impl Node {
             admit: world.clone(),
             registry: registry.clone(),
             events: Events::default(),
+            node_events: world.clone(),
             metrics: metrics.clone(),
         };
-        let eviction = Eviction::start(config, ports).await.unwrap().with_node_events(world.clone());
+        let eviction = Eviction::start(config, ports).await.unwrap();
         let pressures = eviction.pressures();
         let (handle, ends) = pod::ends::channel();
         tokio::spawn(eviction.run(handle));

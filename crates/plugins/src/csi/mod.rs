@@ -1,5 +1,6 @@
 //! Drivers of the Container Storage Interface: which there are, and the calls to one.
 
+pub mod limits;
 mod requests;
 mod table;
 

@@ -24,6 +24,8 @@ pub struct Context {
     pub attributes: BTreeMap<String, String>,
     /// The pod's group, when the driver is to take it.
     pub group: Option<i64>,
+    /// The SELinux label to mount with.
+    pub label: Option<String>,
 }
 
 /// The first of the volume's access modes, as CSI names it. Only a driver that says so knows the finer names.
@@ -38,12 +40,14 @@ fn mode(volume: &CsiVolume, single_node: bool) -> Mode {
 }
 
 fn capability(volume: &CsiVolume, context: &Context) -> VolumeCapability {
+    let label = context.label.as_deref().map(decide::selinux::mount_option);
+    let options = volume.mount_options.iter().cloned().chain(label).collect();
     let access_type = if volume.block {
         AccessType::Block(BlockVolume {})
     } else {
         AccessType::Mount(MountVolume {
             fs_type: volume.fs_type.clone(),
-            mount_flags: volume.mount_options.clone(),
+            mount_flags: options,
             volume_mount_group: context.group.map(|g| g.to_string()).unwrap_or_default(),
         })
     };
@@ -118,6 +122,8 @@ mod tests {
             block: false,
             affinity: None,
             growth: None,
+            labels: Default::default(),
+            disk: None,
         }
     }
 
@@ -142,6 +148,7 @@ mod tests {
             attributes: [("b".to_owned(), "2".to_owned())].into(),
             secrets: [("s".to_owned(), "x".to_owned())].into(),
             group: Some(7),
+            label: Some("u:r:t:s0:c1,c2".to_owned()),
             ..Context::default()
         };
         let stage = stage_request(&volume(&[]), &context, "/s");
@@ -150,7 +157,10 @@ mod tests {
         let publish = publish_request(&volume(&[]), &context, "/s", "/t");
         assert_eq!((publish.volume_context.len(), publish.readonly, publish.target_path.as_str()), (2, true, "/t"));
         let Some(AccessType::Mount(mount)) = publish.volume_capability.and_then(|c| c.access_type) else { panic!() };
-        assert_eq!((mount.volume_mount_group.as_str(), mount.mount_flags), ("7", vec!["noatime".to_owned()]));
+        assert_eq!(
+            (mount.volume_mount_group.as_str(), mount.mount_flags),
+            ("7", vec!["noatime".to_owned(), "context=\"u:r:t:s0:c1,c2\"".to_owned()])
+        );
         let block = CsiVolume { block: true, ..volume(&[]) };
         let stage = stage_request(&block, &context, "/s");
         assert!(matches!(stage.volume_capability.unwrap().access_type, Some(AccessType::Block(_))));

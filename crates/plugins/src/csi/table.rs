@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::Calls;
 use crate::registration::Handler;
 use crate::wire::channel;
+use crate::wire::csi_v1::NodeGetInfoResponse;
 use crate::wire::registration_v1::PluginInfo;
 
 /// A registered driver.
@@ -55,6 +56,11 @@ fn highest(name: &str, versions: &[String]) -> Result<(u32, u32, u32), String> {
     best.ok_or_else(|| format!("{failed} None of the versions specified {versions:?} are supported."))
 }
 
+/// Most volumes on the node; None: it sets no limit.
+fn limit(told: &NodeGetInfoResponse) -> Option<i32> {
+    (told.max_volumes_per_node > 0).then(|| i32::try_from(told.max_volumes_per_node).unwrap_or(i32::MAX))
+}
+
 impl Drivers {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Driver>>> {
         self.drivers.lock().unwrap_or_else(PoisonError::into_inner)
@@ -72,6 +78,29 @@ impl Drivers {
     /// What is registered, as it changes.
     pub fn registered(&self) -> watch::Receiver<Arc<Registered>> {
         self.told.subscribe()
+    }
+
+    /// Asks a driver again for what it says of the node; what the node's objects say of it follows.
+    ///
+    /// # Errors
+    /// It is not registered, or does not answer.
+    pub async fn refresh(&self, name: &str) -> Result<(), String> {
+        let driver = self.get(name)?;
+        let told =
+            driver.calls.info().await.map_err(|e| format!("failed to get NodeGetInfo from driver {name:?}: {e}"))?;
+        let limit = limit(&told);
+        self.told.send_if_modified(|told| {
+            // Only the number is taken: pods may have been placed by the rest, and the driver may have gone meanwhile.
+            let Some(Some(known)) = told.get(name) else { return false };
+            if known.limit == limit {
+                return false;
+            }
+            let mut new = Registered::clone(told);
+            new.insert(name.to_owned(), Some(DriverNode { limit, ..known.clone() }));
+            *told = Arc::new(new);
+            true
+        });
+        Ok(())
     }
 
     fn tell(&self, name: &str, node: Option<DriverNode>) {
@@ -108,10 +137,9 @@ impl Handler for Drivers {
             return Err(format!("error adding CSI driver node info: driverNodeID must not be empty (driver {name:?})"));
         }
         let node = DriverNode {
+            limit: limit(&told),
             node_id: told.node_id,
             topology: told.accessible_topology.map(|t| t.segments).unwrap_or_default(),
-            limit: (told.max_volumes_per_node > 0)
-                .then(|| i32::try_from(told.max_volumes_per_node).unwrap_or(i32::MAX)),
         };
         self.lock().insert(name.to_owned(), Arc::new(Driver { calls, version }));
         self.tell(name, Some(node));

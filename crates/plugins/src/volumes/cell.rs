@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::layout::Identity;
 use super::steps::{self, Failed, Job, Kind, Outcome};
-use super::{NodeView, Shared, Standing, Wish, lock};
+use super::{ATTACH, NodeView, Shared, Standing, Wish, lock};
 
 /// First wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -53,8 +53,14 @@ struct State {
     /// It stood on disk when the agent began: until more is known, it counts as attached and in use.
     from_disk: bool,
     attaching: bool,
+    /// When it is looked at next why the attachment does not come.
+    look_at: Instant,
+    /// The node can take no more.
+    exhausted: bool,
     /// The driver wants to publish again and again.
     republish: bool,
+    /// Its files can have SELinux labels, and have none for the containers.
+    relabel: bool,
     /// Bytes that the node was last told to let it grow to.
     grown_to: i64,
     running: bool,
@@ -71,7 +77,7 @@ pub(crate) struct Cell {
 /// What the task does next.
 enum Next {
     Do(Box<Job>),
-    Attach,
+    Attach(Instant),
     Wait(Instant),
     Idle,
 }
@@ -94,7 +100,10 @@ impl Cell {
                 attach: None,
                 from_disk: false,
                 attaching: false,
+                look_at: Instant::now(),
+                exhausted: false,
                 republish: false,
+                relabel: false,
                 grown_to: 0,
                 running: false,
                 gone: false,
@@ -110,6 +119,15 @@ impl Cell {
 
     pub(crate) fn identity(&self) -> Identity {
         self.state().of.clone()
+    }
+
+    /// Of a driver's volume: the pods that have it, and the names that they have it under.
+    pub(crate) fn published(&self) -> Vec<(PodUid, Identity)> {
+        let s = self.state();
+        let done = s.actual.pods.iter().filter(|(_, stand)| **stand == Stand::Done);
+        let named = |uid: &PodUid| s.names.get(uid).unwrap_or(&s.of.spec_name).clone();
+        let done = done.filter(|_| s.of.dir.is_none());
+        done.map(|(uid, _)| (uid.clone(), Identity { spec_name: named(uid), ..s.of.clone() })).collect()
     }
 
     pub(crate) fn changed(&self) -> watch::Receiver<()> {
@@ -128,6 +146,9 @@ impl Cell {
         s.of.block |= of.block;
         if s.of.spec_name.is_empty() {
             s.of.spec_name.clone_from(&of.spec_name);
+        }
+        if of.label.is_some() {
+            s.of.label.clone_from(&of.label);
         }
         match uid {
             Some(uid) => {
@@ -148,11 +169,18 @@ impl Cell {
         let (uid, volume) = (wish.pod.uid().clone(), &wish.volume);
         s.of.spec_name.clone_from(&volume.spec_name);
         s.of.block = volume.block;
+        s.of.handle.clone_from(&volume.handle);
         s.names.insert(uid.clone(), volume.spec_name.clone());
         s.desired.staged = volume.lifecycle == Lifecycle::Persistent;
         s.desired.one_pod = volume.one_pod();
+        let growth = volume.growth.as_ref();
+        // Of a size that the claim has already, only what comes after the first look is growth.
+        if let Some(growth) = growth.filter(|g| g.told && s.grown_to == 0) {
+            s.grown_to = growth.wanted;
+        }
         let grown_to = s.grown_to;
-        s.desired.expand = volume.growth.as_ref().is_some_and(|g| g.wanted > grown_to);
+        // After a size that could not be reached, the controller may ask for a smaller one.
+        s.desired.expand = growth.is_some_and(|g| g.wanted != grown_to);
         s.desired.pods.insert(uid.clone());
         if wish.again && s.republish && s.actual.pods.get(&uid) == Some(&Stand::Done) {
             s.desired.remount.insert(uid.clone());
@@ -200,7 +228,7 @@ impl Cell {
         if s.actual.pods.get(uid) == Some(&Stand::Done) {
             s.waiting.remove(uid);
             let of = Identity { spec_name: name, ..s.of.clone() };
-            return Standing::Ready { path: shared.layout.usable(&of, uid) };
+            return Standing::Ready { path: shared.layout.usable(&of, uid), relabel: s.relabel };
         }
         s.waiting.insert(uid.clone());
         let device = s.desired.staged && s.actual.device != Stand::Done;
@@ -215,6 +243,9 @@ impl Cell {
             let fresh = s.told_taken.insert(uid.clone());
             let message = format!("MountVolume.SetUp failed for volume \"{name}\" : {TAKEN}");
             return Standing::Failed { reason: "FailedMount", message, fresh };
+        }
+        if s.exhausted {
+            return Standing::Exhausted;
         }
         let driver = &s.of.driver;
         Standing::Waits(match &s.doing {
@@ -281,11 +312,15 @@ impl Cell {
                     self.changed.send_replace(());
                     wakes.iter().for_each(|wish| (wish.wake)());
                 }
-                Next::Attach => {
+                Next::Attach(look_at) => {
                     tokio::select! {
                         () = shared.stop.cancelled() => return,
                         () = self.kicked.notified() => {}
                         () = NodeView::changed(view.as_mut()) => {}
+                        () = tokio::time::sleep_until(look_at) => {
+                            let exhausted = steps::is_exhausted(&shared, &self.identity()).await;
+                            self.note_exhausted(exhausted).iter().for_each(|wish| (wish.wake)());
+                        }
                     }
                 }
                 Next::Wait(until) => {
@@ -301,6 +336,14 @@ impl Cell {
                 }
             }
         }
+    }
+
+    /// Takes in why the attachment does not come; who is to be woken.
+    fn note_exhausted(&self, exhausted: bool) -> Vec<Wish> {
+        let mut s = self.state();
+        s.look_at = Instant::now() + ATTACH;
+        s.exhausted = exhausted && s.attaching;
+        if s.exhausted { s.wishes.values().cloned().collect() } else { Vec::new() }
     }
 
     /// Nobody wants it and nothing of it is left. To be asked with the table locked; from then on the cell takes no wishes.
@@ -325,14 +368,14 @@ impl Cell {
         if unclear {
             held.insert(Subject::Device);
         }
-        if s.attaching && shared.is_attached(&s.of.key()) {
+        if s.attaching && shared.is_attached(&s.of.in_status()) {
             s.actual.attached = true;
         }
         let step = plan::next(&s.desired, &s.actual, &held);
         if step == Some(Step::AwaitAttachment) && s.attaching {
-            return Next::Attach;
+            return Next::Attach(s.look_at);
         }
-        s.attaching = false;
+        (s.attaching, s.exhausted) = (false, false);
         let Some(step) = step else {
             return match s.troubles.values().map(|t| t.until).filter(|until| *until > now).min() {
                 Some(until) => Next::Wait(until),
@@ -367,7 +410,8 @@ impl Cell {
         }
         s.doing = Some(step.clone());
         let of = Identity { spec_name: name, ..s.of.clone() };
-        Next::Do(Box::new(Job { step, of, uid, wish, prior }))
+        let shared_with = s.actual.pods.keys().any(|other| Some(other) != uid.as_ref());
+        Next::Do(Box::new(Job { step, of, uid, wish, prior, shared: shared_with }))
     }
 
     /// Takes in how a step ended; who is to be woken.
@@ -402,13 +446,25 @@ impl State {
                 self.attach = Some(required);
                 self.actual.attached = attached;
                 self.attaching = !attached;
+                self.look_at = Instant::now() + ATTACH;
             }
-            (Step::Stage, _) => self.actual.device = Stand::Done,
+            (Step::Stage, outcome) => {
+                self.actual.device = Stand::Done;
+                if let Outcome::Staged { label } = outcome {
+                    self.of.label = label;
+                }
+            }
+            (Step::Publish(uid), Outcome::OtherLabel) => {
+                // Nothing was done for the pod.
+                self.actual.pods.remove(uid);
+                self.desired.restage = true;
+            }
             (Step::Publish(uid), outcome) => {
                 self.actual.pods.insert(uid.clone(), Stand::Done);
                 self.desired.remount.remove(uid);
-                if let Outcome::Published { republish } = outcome {
-                    self.republish = republish;
+                if let Outcome::Published { republish, label, relabel } = outcome {
+                    (self.republish, self.relabel) = (republish, relabel);
+                    self.of.label = label;
                 }
             }
             (Step::Unpublish(uid), _) => {
@@ -419,11 +475,14 @@ impl State {
             (Step::Unstage, _) => {
                 self.actual.device = Stand::Absent;
                 self.actual.attached = false;
+                self.desired.restage = false;
+                self.of.label = None;
             }
             (Step::Expand, _) => {
-                self.desired.expand = false;
-                let wanted = self.volume.as_ref().and_then(|v| v.growth.as_ref()).map_or(0, |g| g.wanted);
-                self.grown_to = self.grown_to.max(wanted);
+                let wanted = |v: &CsiVolume| v.growth.as_ref().map_or(0, |g| g.wanted);
+                self.grown_to = job.wish.as_ref().map_or(0, |wish| wanted(&wish.volume));
+                // Another size may have come meanwhile.
+                self.desired.expand &= self.volume.as_ref().is_some_and(|v| wanted(v) != self.grown_to);
             }
             (Step::AwaitAttachment, _) => {}
         }

@@ -1,4 +1,4 @@
-//! Volumes of drivers: from what pods want to what stands, one step at a time for each volume.
+//! Volumes of drivers, and disks that the host makes available itself: from what pods want to what stands, one step at a time for each volume.
 //!
 //! ```text
 //!   worker ──mount──▶ desired ─┐                      ┌─▶ driver, disk
@@ -14,8 +14,12 @@
 //! with it the knowledge that it may have been done.
 
 mod cell;
+mod disks;
+mod figures;
 mod layout;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -23,7 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use decide::csi::{CsiVolume, DriverRules, Growth, SecretName};
+use decide::csi::{CsiVolume, DriverRules, Growth, ResizeNews, SecretName};
+use host::disk::Tools;
 use model::Timestamp;
 use model::api::Node;
 use model::pod::{DesiredPod, PodUid};
@@ -33,6 +38,7 @@ use tracing::warn;
 
 use crate::csi::Drivers;
 use cell::Cell;
+pub use figures::{Health, Room, VolumeFigures};
 pub use layout::Layout;
 use layout::{Failure, Identity};
 
@@ -40,6 +46,8 @@ use layout::{Failure, Identity};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of a pod waits for a driver before it says so and asks again.
 const UNMOUNT: Duration = Duration::from_secs(10);
+/// How long an attachment is waited for before it is looked at why it does not come. The Go kubelet's number.
+const ATTACH: Duration = Duration::from_secs(123);
 
 /// An attachment of a volume to the node (VolumeAttachment).
 #[derive(Clone, Debug, Default)]
@@ -48,6 +56,8 @@ pub struct Attachment {
     pub attached: bool,
     /// Its deletion was asked for.
     pub is_going: bool,
+    /// `status.attachError` has the code ResourceExhausted: the node can take no more.
+    pub exhausted: bool,
     /// `status.attachmentMetadata`.
     pub metadata: BTreeMap<String, String>,
 }
@@ -68,8 +78,8 @@ pub trait Objects: Send + Sync {
         audience: &str,
         seconds: Option<i64>,
     ) -> Result<(String, Timestamp), String>;
-    /// The filesystem of a claim has grown as its volume has: tells it in the claim's status.
-    async fn grown(&self, pod: &DesiredPod, growth: &Growth) -> Result<(), String>;
+    /// Tells in a claim's status how its growth goes on the node.
+    async fn resized(&self, pod: &DesiredPod, growth: &Growth, news: &ResizeNews) -> Result<(), String>;
     /// Tells an event about a pod and, when there is one, about the claim.
     fn event(&self, pod: &DesiredPod, claim: Option<&Growth>, warning: bool, reason: &str, message: &str);
 }
@@ -124,6 +134,8 @@ pub enum Standing {
     Ready {
         /// Where: a directory, or for a block volume the link to its device.
         path: PathBuf,
+        /// Its files want the SELinux label that the containers need, one by one.
+        relabel: bool,
     },
     /// It waits for something; the wish's `wake` is called when that comes.
     Waits(String),
@@ -136,6 +148,8 @@ pub enum Standing {
         /// The pod was not told of this try yet.
         fresh: bool,
     },
+    /// The node can take no more volumes of this driver: it was waited for long enough.
+    Exhausted,
 }
 
 /// The volumes. Clones share them.
@@ -144,18 +158,24 @@ pub struct Volumes(Arc<Shared>);
 
 struct Shared {
     layout: Layout,
+    /// The kernel has SELinux on.
+    selinux: bool,
     drivers: Drivers,
     objects: Arc<dyn Objects>,
     node: OnceLock<NodeView>,
     cells: Mutex<HashMap<String, Arc<Cell>>>,
     /// Volumes of each pod, wanted or standing.
     pods: Mutex<HashMap<PodUid, BTreeSet<String>>>,
-    /// Volumes that a controller attaches.
-    in_use_names: Mutex<BTreeSet<String>>,
+    /// Volumes that a controller attaches: their names in the node's status, by their cells' keys.
+    in_use_names: Mutex<BTreeMap<String, String>>,
     /// The same, as the node's status is to name them.
     in_use: watch::Sender<Arc<Vec<String>>>,
     /// Every source of pods has spoken: what nobody wants may go.
     settled: watch::Sender<bool>,
+    figures: figures::Figures,
+    /// The host's own tools, for disks without a driver.
+    tools: Tools,
+    targets: Arc<disks::TargetLocks>,
     stop: CancellationToken,
 }
 
@@ -164,14 +184,22 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Volumes {
-    /// Looks at the disk for what stands. Blocks for as long as that takes. Nothing is begun before [`Volumes::start`].
-    pub fn new(layout: Layout, drivers: Drivers, objects: Arc<dyn Objects>, stop: CancellationToken) -> Self {
-        let found = layout.scan();
+    /// Looks at the disk for what stands. Blocks for as long as that takes. Nothing is begun before [`Volumes::start`]. `selinux`: the kernel
+    /// has it on.
+    pub fn new(
+        layout: Layout,
+        selinux: bool,
+        drivers: Drivers,
+        objects: Arc<dyn Objects>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (found, tools) = (layout.scan(), Tools::host());
         for dir in found.unknown {
             warn!(dir = %dir.display(), "A directory of a volume has no data that could be read, it is left as it is");
         }
         let volumes = Self(Arc::new(Shared {
             layout,
+            selinux,
             drivers,
             objects,
             node: OnceLock::new(),
@@ -180,6 +208,9 @@ impl Volumes {
             in_use_names: Mutex::default(),
             in_use: watch::Sender::new(Arc::default()),
             settled: watch::Sender::new(false),
+            figures: figures::Figures::default(),
+            tools,
+            targets: Arc::default(),
             stop,
         }));
         let pods = found.mounts.into_iter().map(|(uid, of)| (Some(uid), of));
@@ -234,6 +265,8 @@ impl Volumes {
             spec_name: wish.volume.spec_name.clone(),
             lifecycle: wish.volume.lifecycle,
             block: wish.volume.block,
+            label: None,
+            dir: wish.volume.disk.as_ref().map(|disk| disk.dir(&wish.volume.spec_name)),
         };
         let uid = wish.pod.uid().clone();
         lock(&self.0.pods).entry(uid.clone()).or_default().insert(of.key());
@@ -302,30 +335,6 @@ impl Volumes {
         }
         Err(left.join("; "))
     }
-
-    /// Paths and figures of a pod's volumes as their drivers tell them, for those drivers that do. One that does not answer in time is left
-    /// out.
-    pub async fn stats(
-        &self,
-        uid: &PodUid,
-        spec_name: &str,
-    ) -> Option<crate::wire::csi_v1::NodeGetVolumeStatsResponse> {
-        let keys = lock(&self.0.pods).get(uid).cloned()?;
-        let of = {
-            let cells = lock(&self.0.cells);
-            keys.iter().filter_map(|key| cells.get(key)).map(|c| c.identity()).find(|i| i.spec_name == spec_name)?
-        };
-        let driver = self.0.drivers.get(&of.driver).ok()?;
-        if !driver.calls.capabilities().await.ok()?.stats {
-            return None;
-        }
-        let request = crate::wire::csi_v1::NodeGetVolumeStatsRequest {
-            volume_id: of.handle.clone(),
-            volume_path: self.0.layout.target(&of, uid).display().to_string(),
-            staging_target_path: String::new(),
-        };
-        driver.calls.stats(request).await.ok()
-    }
 }
 
 impl Shared {
@@ -349,11 +358,17 @@ impl Shared {
 
     /// Tells when the volume came into use, or is not in use any more.
     fn note_in_use(&self, cell: &Cell) {
-        let (name, used) = (cell.identity().key(), cell.is_in_use());
+        let (of, used) = (cell.identity(), cell.is_in_use());
+        let (key, name) = (of.key(), of.in_status());
         let mut names = lock(&self.in_use_names);
-        let changed = if used { names.insert(name) } else { names.remove(&name) };
+        let changed = match used {
+            true => names.insert(key, name.clone()).is_none_or(|before| before != name),
+            false => names.remove(&key).is_some(),
+        };
         if changed {
-            self.in_use.send_replace(Arc::new(names.iter().cloned().collect()));
+            let mut all: Vec<String> = names.values().cloned().collect();
+            all.sort();
+            self.in_use.send_replace(Arc::new(all));
         }
     }
 

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use decide::admission::matches_selector;
-use decide::csi::{self, CsiVolume, DriverRules, FsGroup, SecretName};
+use decide::csi::{self, CsiVolume, DriverRules, FsGroup, ResizeNews, SecretName};
 use decide::volumes::{Stand, Step};
 use host::mount;
 use model::pod::PodUid;
+use tracing::warn;
 
 use super::layout::{DATA, Identity, Layout, remove_dir, remove_file, write};
 use super::{Shared, Wish, blocking};
@@ -25,14 +26,28 @@ pub(crate) struct Job {
     pub(crate) wish: Option<Wish>,
     /// What stood before.
     pub(crate) prior: Stand,
+    /// Other pods have it.
+    pub(crate) shared: bool,
 }
 
 /// How a step went well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Plain,
-    Published { republish: bool },
-    Attach { required: bool, attached: bool },
+    Staged {
+        label: Option<String>,
+    },
+    Published {
+        republish: bool,
+        label: Option<String>,
+        relabel: bool,
+    },
+    /// It stands on the node with another SELinux label: nothing was done.
+    OtherLabel,
+    Attach {
+        required: bool,
+        attached: bool,
+    },
 }
 
 /// What a failure says of the driver's work.
@@ -67,19 +82,20 @@ pub(crate) fn call(step: &Step) -> &'static str {
 }
 
 /// Messages of one step.
-struct Words<'a> {
-    of: &'a Identity,
-    stage: &'static str,
-    reason: &'static str,
+#[derive(Clone, Copy)]
+pub(super) struct Words<'a> {
+    pub(super) of: &'a Identity,
+    pub(super) stage: &'static str,
+    pub(super) reason: &'static str,
 }
 
 impl Words<'_> {
-    fn failed(&self, kind: Kind, text: impl std::fmt::Display) -> Failed {
+    pub(super) fn failed(&self, kind: Kind, text: impl std::fmt::Display) -> Failed {
         let message = format!("{} failed for volume \"{}\" : {text}", self.stage, self.of.spec_name);
         Failed { kind, reason: self.reason, message }
     }
 
-    fn before(&self, text: impl std::fmt::Display) -> Failed {
+    pub(super) fn before(&self, text: impl std::fmt::Display) -> Failed {
         self.failed(Kind::Before, text)
     }
 
@@ -90,6 +106,9 @@ impl Words<'_> {
 
 /// Carries out the step. Cancel safe: what was begun is on disk.
 pub(crate) async fn run(shared: &Shared, job: &Job) -> Result<Outcome, Failed> {
+    if job.of.dir.is_some() {
+        return super::disks::run(shared, job).await;
+    }
     match (&job.step, &job.uid, &job.wish) {
         (Step::AwaitAttachment, ..) => attach(shared, job).await,
         (Step::Stage, _, Some(wish)) => stage(shared, job, wish).await,
@@ -106,7 +125,34 @@ async fn attach(shared: &Shared, job: &Job) -> Result<Outcome, Failed> {
     let words = Words { of: &job.of, stage: "MountVolume.WaitForAttach", reason: "FailedMount" };
     let rules = shared.objects.rules(&job.of.driver).await.map_err(|e| words.before(e))?;
     let required = rules.attach_required();
-    Ok(Outcome::Attach { required, attached: !required || shared.is_attached(&job.of.key()) })
+    Ok(Outcome::Attach { required, attached: !required || shared.is_attached(&job.of.in_status()) })
+}
+
+/// True when a volume is not attached because the node can take no more of its driver's. The driver is asked then how many it can take. Only of
+/// drivers that set a period for that: others' limits never change, and what a failure says of them is not known.
+pub(crate) async fn is_exhausted(shared: &Shared, of: &Identity) -> bool {
+    let asks = shared.objects.rules(&of.driver).await.is_ok_and(|rules| rules.limit_period().is_some());
+    if !asks {
+        return false;
+    }
+    let name = csi::attachment_name(&of.handle, &of.driver, &shared.layout.node);
+    let exhausted = shared.objects.attachment(&name).await.is_ok_and(|found| found.exhausted);
+    if exhausted && let Err(e) = shared.drivers.refresh(&of.driver).await {
+        warn!(driver = of.driver, err = e, "Driver does not say how many volumes it can take");
+    }
+    exhausted
+}
+
+/// The volume may be used on this node.
+pub(super) fn right_node(shared: &Shared, volume: &CsiVolume, words: &Words<'_>) -> Result<(), Failed> {
+    if let (Some(wanted), Some(labels)) = (&volume.affinity, shared.labels())
+        && !matches_selector(wanted, &labels, &shared.layout.node)
+    {
+        let stage = if volume.block { "MapVolume.NodeAffinity check" } else { "MountVolume.NodeAffinity check" };
+        let words = Words { of: words.of, stage, reason: "FailedMount" };
+        return Err(words.before("no matching NodeSelectorTerms"));
+    }
+    Ok(())
 }
 
 /// What both mounting steps need: the node is right, the driver there, the attachment's data and the secret at hand.
@@ -117,13 +163,7 @@ async fn gather(
     secret: Option<&SecretName>,
     (words, getting, secret_ref): (&Words<'_>, &str, &str),
 ) -> Result<(std::sync::Arc<Driver>, Context), Failed> {
-    if let (Some(wanted), Some(labels)) = (&volume.affinity, shared.labels())
-        && !matches_selector(wanted, &labels, &shared.layout.node)
-    {
-        let stage = if volume.block { "MapVolume.NodeAffinity check" } else { "MountVolume.NodeAffinity check" };
-        let words = Words { of: words.of, stage, reason: "FailedMount" };
-        return Err(words.before("no matching NodeSelectorTerms"));
-    }
+    right_node(shared, volume, words)?;
     let driver =
         shared.drivers.get(&volume.driver).map_err(|e| words.before(format!("kubernetes.io/csi: {getting}: {e}")))?;
     let mut context = Context::default();
@@ -184,7 +224,9 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
         // Nothing of it will be on the node but the pods' parts. (Of a block volume these have their data here.)
         return Ok(Outcome::Plain);
     }
-    let (layout, identity) = (shared.layout.clone(), of.clone());
+    context.label = rules.label(volume).map_err(|e| words.before(e))?.map(str::to_owned);
+    let label = context.label.clone();
+    let (layout, identity) = (shared.layout.clone(), Identity { label: label.clone(), ..of.clone() });
     let staging = layout.staging(of).display().to_string();
     blocking(move || {
         let data = layout.device_data(&identity);
@@ -199,7 +241,7 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
         return Ok(Outcome::Plain);
     }
     let called = driver.calls.stage(stage_request(volume, &context, &staging)).await;
-    let Err(e) = called else { return Ok(Outcome::Plain) };
+    let Err(e) = called else { return Ok(Outcome::Staged { label }) };
     let failed = words.rpc(&e);
     if failed.kind == Kind::Refused && job.prior == Stand::Absent {
         let (layout, identity) = (shared.layout.clone(), of.clone());
@@ -211,7 +253,7 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
     Err(failed)
 }
 
-fn fs_group(wish: &Wish) -> Option<i64> {
+pub(super) fn fs_group(wish: &Wish) -> Option<i64> {
     wish.pod.spec().security_context.as_ref()?.fs_group
 }
 
@@ -263,6 +305,26 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
     if let FsGroup::Delegate(group) = group {
         context.group = Some(group);
     }
+    context.label = rules.label(volume).map_err(|e| words.before(e))?.map(str::to_owned);
+    if context.capabilities.stage
+        && of.lifecycle == csi::Lifecycle::Persistent
+        && !of.block
+        && context.label != of.label
+    {
+        // One that stands keeps its label for as long as its pod lives; what was begun may stand, and is made sure of.
+        if job.prior == Stand::Absent {
+            if !job.shared {
+                return Ok(Outcome::OtherLabel);
+            }
+            let text = |label: &Option<String>| label.clone().unwrap_or_default();
+            let (old, new) = (text(&of.label), text(&context.label));
+            return Err(
+                words.before(format!("conflicting SELinux labels of volume {}: \"{old}\" and \"{new}\"", of.spec_name))
+            );
+        }
+        context.label.clone_from(&of.label);
+    }
+    let label = context.label.clone();
     let staged = job.wish.as_ref().is_some_and(|w| w.volume.lifecycle == csi::Lifecycle::Persistent);
     let staging = if staged && context.capabilities.stage {
         shared.layout.staging(of).display().to_string()
@@ -270,7 +332,8 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
         String::new()
     };
     let target = shared.layout.target(of, uid).display().to_string();
-    let (layout, identity, pod) = (shared.layout.clone(), of.clone(), uid.clone());
+    let (layout, pod) = (shared.layout.clone(), uid.clone());
+    let identity = Identity { label: label.clone(), ..of.clone() };
     blocking(move || {
         let dir = layout.pod_dir(&identity, &pod);
         host::fsx::ensure_dirs(&dir, 0o750)?;
@@ -293,21 +356,10 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
     if of.block {
         let (layout, identity, pod) = (shared.layout.clone(), of.clone(), uid.clone());
         let map = Words { stage: "MapVolume.MapBlockVolume", ..words };
-        blocking(move || map_device(&layout, &identity, &pod)).await.map_err(|e| map.failed(Kind::Unknown, e))?;
+        let mapped = blocking(move || map_device(&layout, &identity, &pod, &layout.target(&identity, &pod)));
+        mapped.await.map_err(|e| map.failed(Kind::Unknown, e))?;
         if !again {
-            let paths = [
-                ("globalMapPath", shared.layout.held(of, uid).parent().map(Path::to_owned)),
-                ("volumeMapPath", shared.layout.link(of, uid).parent().map(Path::to_owned)),
-            ];
-            for (what, path) in paths {
-                let path = path.unwrap_or_default();
-                let message = format!(
-                    "MapVolume.MapPodDevice succeeded for volume \"{}\" {what} \"{}\"",
-                    of.spec_name,
-                    path.display()
-                );
-                shared.objects.event(&wish.pod, None, false, "SuccessfulMountVolume", &message);
-            }
+            tell_mapped(shared, of, uid, wish);
         }
     }
     if let (FsGroup::Change(group), false) = (group, again) {
@@ -321,13 +373,41 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
         .await
         .map_err(|e| words.failed(Kind::Unknown, format!("applyFSGroup failed for vol {handle}: {e}")))?;
     }
-    Ok(Outcome::Published { republish: rules.republish() })
+    let relabel = shared.selinux && label.is_none() && !of.block && {
+        let (proc, target) = (shared.layout.proc.clone(), shared.layout.target(of, uid));
+        let table =
+            blocking(move || Ok(mount::MountTable::read(&proc)?)).await.map_err(|e| words.failed(Kind::Unknown, e))?;
+        table.at(&target).is_some_and(|m| m.has_labels())
+    };
+    Ok(Outcome::Published { republish: rules.republish(), label, relabel })
+}
+
+/// Tells that a pod has a block volume.
+pub(super) fn tell_mapped(shared: &Shared, of: &Identity, uid: &PodUid, wish: &Wish) {
+    let paths = [("globalMapPath", shared.layout.held(of, uid)), ("volumeMapPath", shared.layout.link(of, uid))];
+    for (what, path) in paths {
+        let path = path.parent().unwrap_or(&path).display();
+        let message = format!("MapVolume.MapPodDevice succeeded for volume \"{}\" {what} \"{path}\"", of.spec_name);
+        shared.objects.event(&wish.pod, None, false, "SuccessfulMountVolume", &message);
+    }
+}
+
+/// What the driver's answer means for the growth: it can never be done so.
+fn is_infeasible(code: i32) -> bool {
+    use tonic::Code;
+    [Code::InvalidArgument, Code::OutOfRange, Code::NotFound].contains(&Code::from_i32(code))
 }
 
 async fn expand(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Result<Outcome, Failed> {
     let (of, volume) = (&job.of, &wish.volume);
-    let words = Words { of, stage: "MountVolume.NodeExpandVolume", reason: "VolumeResizeFailed" };
+    let words = Words { of, stage: "NodeExpandVolume.NodeExpandVolume", reason: "VolumeResizeFailed" };
     let Some(growth) = &volume.growth else { return Ok(Outcome::Plain) };
+    if volume.read_only {
+        let name = &of.spec_name;
+        let text = format!("MountVolume.NodeExpandVolume failed for volume \"{name}\" requested read-only file system");
+        shared.objects.event(&wish.pod, Some(growth), true, "FileSystemResizeFailed", &text);
+        return Ok(Outcome::Plain);
+    }
     let about = (&words, "Expander.NodeExpand failed to get CSI client", "NodeExpandSecretRef");
     // The attachment is not asked for: its data are no part of this call.
     let rules = DriverRules(Some(Default::default()));
@@ -336,15 +416,32 @@ async fn expand(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Result
     if !context.capabilities.expand {
         return Ok(Outcome::Plain);
     }
+    let resized = async |news: ResizeNews| {
+        let told = shared.objects.resized(&wish.pod, growth, &news).await;
+        told.map_err(|e| words.failed(Kind::Unknown, format!("update pvc status failed: {e}")))
+    };
+    resized(ResizeNews::Begun).await?;
     let Capabilities { stage, .. } = context.capabilities;
     let staging = if stage { shared.layout.staging(of).display().to_string() } else { String::new() };
     let path = shared.layout.target(of, uid).display().to_string();
     let request = expand_request(volume, &context, &staging, &path, growth.wanted);
-    driver.calls.expand(request).await.map_err(|e| {
-        let kind = words.rpc(&e).kind;
-        words.failed(kind, format!("Expander.NodeExpand failed to expand the volume : {e}"))
-    })?;
-    shared.objects.grown(&wish.pod, growth).await.map_err(|e| words.failed(Kind::Unknown, e))?;
+    if let Err(e) = driver.calls.expand(request).await {
+        let failed = words.failed(words.rpc(&e).kind, format!("Expander.NodeExpand failed to expand the volume : {e}"));
+        if !e.is_final() {
+            return Err(failed);
+        }
+        let message = format!("Expander.NodeExpand failed to expand the volume : {e}");
+        let infeasible = is_infeasible(e.code);
+        // What cannot be told is told with the next try.
+        let _ = resized(if infeasible { ResizeNews::Infeasible(message) } else { ResizeNews::Failed(message) }).await;
+        if infeasible || e.code == tonic::Code::FailedPrecondition as i32 {
+            // Another try on this node would end as this one: the controller's next size will be another growth.
+            shared.objects.event(&wish.pod, None, true, failed.reason, &failed.message);
+            return Ok(Outcome::Plain);
+        }
+        return Err(failed);
+    }
+    resized(ResizeNews::Done).await?;
     let message =
         format!("MountVolume.NodeExpandVolume succeeded for volume \"{}\" {}", of.spec_name, shared.layout.node);
     shared.objects.event(&wish.pod, Some(growth), false, "FileSystemResizeSuccessful", &message);
@@ -440,25 +537,26 @@ fn remove_pod_part(layout: &Layout, of: &Identity, uid: &PodUid) -> Removal {
     remove_dir(&dir)
 }
 
-/// Holds the device for the pod, and links it for its containers.
-fn map_device(layout: &Layout, of: &Identity, uid: &PodUid) -> Removal {
-    let (target, held, link) = (layout.target(of, uid), layout.held(of, uid), layout.link(of, uid));
+/// Holds a device for the pod, and links it for its containers.
+pub(super) fn map_device(layout: &Layout, of: &Identity, uid: &PodUid, device: &Path) -> Removal {
+    let (held, link) = (layout.held(of, uid), layout.link(of, uid));
     for dir in [held.parent(), link.parent()].into_iter().flatten() {
         host::fsx::ensure_dirs(dir, 0o750)?;
     }
     if !mount::is_mount_point(&layout.proc, &held)? {
         host::fsx::ensure_file(&held, 0o660)?;
-        mount::bind(&target, &held, false)?;
+        mount::bind(device, &held, false)?;
     }
     match std::fs::read_link(&link) {
-        Ok(there) if there == target => return Ok(()),
+        Ok(there) if there == device => return Ok(()),
         Ok(_) => remove_file(&link)?,
         Err(_) => {}
     }
-    Ok(std::os::unix::fs::symlink(&target, &link)?)
+    Ok(std::os::unix::fs::symlink(device, &link)?)
 }
 
-fn unmap_device(layout: &Layout, of: &Identity, uid: &PodUid) -> Removal {
+/// Undoes [`map_device`].
+pub(super) fn unmap_device(layout: &Layout, of: &Identity, uid: &PodUid) -> Removal {
     let (held, link) = (layout.held(of, uid), layout.link(of, uid));
     remove_file(&link)?;
     if let Some(dir) = link.parent() {

@@ -4,13 +4,14 @@
 //! An intent stays when its pull was cut off (a deleted pod, a crash): the image may have come all the same, and must not pass for one that
 //! was always there.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use cri::port::RuntimeReader;
 use decide::credentials::records::{self, Policy, PullCredentials, PullIntent, PulledRecord, file_name, without_tag};
+use jiff::{SignedDuration, Timestamp};
 use tracing::{error, info};
 
 use crate::ports::{Clock, HostResult, PodHost};
@@ -220,5 +221,34 @@ impl Records {
         }
         let file = self.pulled.join(file_name(image_ref));
         self.disk.write(&file, record.encode()).await.map_err(|e| e.chain())
+    }
+
+    /// Removes the records of images that are not among `present` (ids, digests, names), as listed at `listed`. Younger records stay: their image may have
+    /// come since. What cannot be removed is removed the next time.
+    pub async fn prune(&self, present: &BTreeSet<String>, listed: Timestamp) {
+        let files = match self.disk.list(&self.pulled).await {
+            Ok(files) => files,
+            Err(e) => return error!(err = e.chain(), "there were errors listing ImagePulledRecords"),
+        };
+        for (name, content) in files.into_iter().filter(|(name, _)| name.starts_with("sha256-")) {
+            // One that cannot be read says nothing about its image.
+            let Ok(record) = PulledRecord::decode(&content) else { continue };
+            if present.contains(&record.image_ref) || name != file_name(&record.image_ref) {
+                continue;
+            }
+            let _turn = self.files.lock().await;
+            // Read again in its turn: a pull that ended meanwhile has renewed it. Times in records are whole seconds.
+            let known = self.read(&record.image_ref).await.ok().flatten();
+            let updated = known.and_then(|r| r.last_updated_time?.parse::<Timestamp>().ok());
+            let old =
+                updated.is_some_and(|at| at.saturating_add(SignedDuration::from_secs(1)).is_ok_and(|at| at <= listed));
+            if !old {
+                continue;
+            }
+            info!(image = record.image_ref, "The image is gone, so is the record of its pull");
+            if let Err(e) = self.disk.remove(&self.pulled.join(name)).await {
+                error!(image = record.image_ref, err = e.chain(), "failed to remove an ImagePulledRecord");
+            }
+        }
     }
 }

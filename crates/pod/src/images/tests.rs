@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use decide::credentials::records::Policy;
 use decide::credentials::{Login, Origin};
 use fakes::FakeRuntime;
+use jiff::SignedDuration;
 use model::api::{ConfigMap, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use model::pod::PodSource;
 use serde_json::json;
@@ -303,4 +304,31 @@ async fn all_errors_are_told() {
     assert_eq!(reason, "ImagePullBackOff");
     assert_eq!(again, format!("Back-off pulling image \"{IMAGE}\": ErrImagePull: {message}"));
     assert_eq!(w.pulls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_go_with_their_images_unless_a_pull_renews_them() {
+    let secrets = || Secrets::default().with("good", "u", "right");
+    let w = world(Policy::NeverVerifyPreloaded, secrets(), Vec::new());
+    let owner = pod("owner", "IfNotPresent", &["good"]);
+    let id = w.ensure(&owner).await.unwrap();
+    let collection = w.images.collection();
+    assert_eq!(collection.just_used(), std::slice::from_ref(&id));
+    let now = || "2026-11-29T12:00:00Z".parse::<Timestamp>().unwrap();
+    let after = |seconds| now().saturating_add(SignedDuration::from_secs(seconds)).unwrap();
+    // It is there, by whatever name; it was recorded after the look (at second 1).
+    collection.prune_records(&[id.clone()].into(), after(100)).await;
+    collection.prune_records(&[].into(), after(1)).await;
+    assert_eq!(w.files("pulled").len(), 1);
+    let mut changed = w.images.changed();
+    changed.mark_unchanged();
+    collection.remove(&id, "").await.unwrap();
+    assert!(changed.has_changed().unwrap());
+    collection.prune_records(&[].into(), after(2)).await;
+    assert_eq!(w.files("pulled").len(), 0);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(collection.just_used(), [""; 0]);
+    // What somebody put there now is nobody's.
+    w.runtime.add_image(IMAGE);
+    w.ensure(&pod("other", "Never", &[])).await.unwrap();
 }

@@ -3,23 +3,22 @@
 //! Order within a round: network ready → pod cgroup → data directories → volumes → kill → prune → sandbox → ephemeral, init and app containers. An error ends the
 //! round and the next one begins with a fresh look; nothing of the plan is kept.
 
+mod collect;
 pub mod hooks;
 mod image;
 mod kept;
 mod limits;
 pub mod observe;
 mod report;
+pub(crate) mod resize;
 mod sandbox;
 mod start;
 mod terminate;
 pub(crate) mod volumes;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use decide::gc::{self, Removal};
-use decide::plan::{PlanInput, ProbeVerdicts};
-use decide::resources;
+use decide::plan::{Has, PlanInput, ProbeVerdicts};
 use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedPod};
 use model::plan::{Kill, KillReason, Plan, SandboxStep, Waiting};
@@ -43,8 +42,6 @@ const RESERVED_RETRY: Duration = Duration::from_secs(1);
 const RESERVED: &str = "is reserved for ";
 /// Spread of every wait: the factor is between 1 and this much more.
 const SPREAD: f64 = 0.5;
-/// How often a pod's dead containers are collected.
-const COLLECT: Duration = Duration::from_secs(60);
 /// After a failed round, wake-ups count only when this much time has passed; new intents always do.
 const QUIET: Duration = Duration::from_secs(1);
 /// More rounds than any pod needs; one that goes on is stopped here and starts over with the next wake-up.
@@ -77,6 +74,7 @@ impl Worker {
             self.recall_probes(pod).await;
             let kept = self.kept_probes.as_ref().filter(|_| !self.deps.settings.forget_on_restart);
             self.deps.prober.follow(pod, &observed, address, &self.entry, kept);
+            self.follow_resize(pod, &observed).await;
             let phase = self.publish(pod, &observed);
             self.keep_probes(pod).await;
             if let Some(at) = self.deadline(pod, &observed)
@@ -93,7 +91,7 @@ impl Worker {
             if let Some(over) = self.over_limit(pod).await {
                 return self.evict(pod, over);
             }
-            let plan = self.plan(pod, &observed);
+            let mut plan = self.plan(pod, &observed);
             if self.note_waits(pod, &plan) {
                 // Not only when the wait is over: what is waited for is shown from its beginning.
                 self.publish(pod, &observed);
@@ -103,8 +101,13 @@ impl Worker {
                 self.refresh_volumes(pod).await;
                 return self.rest(pod, &observed, &plan);
             }
+            let prepared = self.is_prepared(pod);
             if let Err(next) = self.prepare(pod, &plan).await {
                 return next;
+            }
+            if !prepared {
+                // How the pod's cgroup stands is known now.
+                plan.resize = self.plan(pod, &observed).resize;
             }
             if plan.is_empty() {
                 return self.rest(pod, &observed, &plan);
@@ -135,7 +138,8 @@ impl Worker {
             self.observer.last(&self.entry.uid, &view.namespace, &view.name)
         };
         self.publish(pod, &seen);
-        let plan = self.plan(pod, &seen);
+        let mut plan = self.plan(pod, &seen);
+        plan.resize = None;
         let of_probes = |k: &Kill| matches!(k.reason, KillReason::LivenessProbe | KillReason::StartupProbe);
         let verdict_alone = !plan.kill.is_empty()
             && plan.kill.iter().all(of_probes)
@@ -165,7 +169,15 @@ impl Worker {
             now: self.deps.clock.now(),
             gates: self.deps.settings.restart_gates,
             container_hash: &manifest::container_hash,
+            has: Some(Has {
+                actuated: &self.has,
+                cgroup_differs: self.cgroup_differs(pod),
+                rules: self.deps.settings.resize,
+            }),
         });
+        if plan.resize.is_some() && self.resize.retry_at.is_some_and(|at| at > Instant::now()) {
+            plan.resize = None;
+        }
         // A start that failed a moment ago waits for its own retry time; the others go on.
         let now = self.deps.clock.now();
         plan.waiting.extend(plan.start.iter().filter_map(|s| {
@@ -196,45 +208,6 @@ impl Worker {
         self.prepared.as_ref().is_some_and(|(form, _)| form.same_intent(pod))
     }
 
-    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`]. What they ended with was read by the observation
-    /// that names them, so nothing is lost; what cannot be removed is tried again later.
-    async fn collect(&mut self, observed: &ObservedPod) {
-        if self.collected.elapsed() < COLLECT {
-            return;
-        }
-        self.collected = Instant::now();
-        let pods = BTreeMap::from([(self.entry.uid.clone(), observed.clone())]);
-        let removals = gc::container_gc(&gc::ContainerGc {
-            pods: &pods,
-            gone: &|_| false,
-            held: &|_| false,
-            sources_ready: true,
-            policy: self.deps.settings.container_gc,
-            now: self.deps.clock.now(),
-        });
-        for removal in removals {
-            let removed = match removal {
-                Removal::Container { id, name, stop_first, .. } => {
-                    let log = observed.containers.iter().find(|c| c.id == id).map_or("", |c| c.log_path.as_str());
-                    let stopped = if stop_first {
-                        let grace = Duration::from_secs(decide::terminate::MINIMUM_STOP.unsigned_abs());
-                        self.deps.mutator.stop_container(&id, grace).await.map_err(|e| e.to_string())
-                    } else {
-                        Ok(())
-                    };
-                    match stopped {
-                        Ok(()) => self.remove_container(&id, &name, log).await,
-                        failed => failed,
-                    }
-                }
-                Removal::Sandbox { id, .. } => self.remove_sandbox(&id).await,
-            };
-            if let Err(reason) = removed {
-                self.note_failure("collect", &reason);
-            }
-        }
-    }
-
     /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.
     fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
         self.at_rest = true;
@@ -242,6 +215,9 @@ impl Worker {
         let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
         if self.is_limited(pod) {
             wait = wait.min(limits::PERIOD);
+        }
+        if let Some(left) = self.resize.retry_at.and_then(|at| at.checked_duration_since(Instant::now())) {
+            wait = wait.min(left);
         }
         for at in [plan.wake_at, self.deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {
             wait = wait.min(self.deps.clock.until(at));
@@ -296,28 +272,20 @@ impl Worker {
 
     async fn prepare_host(&mut self, pod: &DesiredPod) -> Result<(), String> {
         let deps = self.deps.clone();
-        let settings = &deps.settings;
-        if settings.cgroups_per_qos {
-            let options = resources::PodCgroupOptions {
-                cpu_quota: settings.node.cpu_cfs_quota,
-                cpu_period: settings.node.cpu_cfs_period,
-                pids_limit: settings.pod_pids_limit,
-                hugepage_sizes: settings.node.hugepage_sizes.clone(),
-                memory_qos: settings.node.memory_qos,
-                pod_level: true,
-            };
-            let name = resources::pod_cgroup_name(&settings.kubepods, pod, true);
-            let values = resources::pod_cgroup_resources(pod, &options);
+        if deps.settings.cgroups_per_qos {
+            let (name, values) = self.cgroup_values(pod);
             let begin = Instant::now();
-            self.step(StepKind::Cgroup, "", async {
-                deps.host.ensure_cgroup(&name, &values).await.map_err(|e| e.chain())
-            })
-            .await
-            .inspect_err(|e| {
-                let text = format!("unable to ensure pod container exists: {e}");
-                deps.events.pod_warning(pod, "FailedCreatePodContainer", &text);
-            })?;
+            let made = self
+                .step(StepKind::Cgroup, "", async {
+                    deps.host.ensure_cgroup(&name, &values).await.map_err(|e| e.chain())
+                })
+                .await
+                .inspect_err(|e| {
+                    let text = format!("unable to ensure pod container exists: {e}");
+                    deps.events.pod_warning(pod, "FailedCreatePodContainer", &text);
+                })?;
             deps.metrics.cgroup_operation("create", begin.elapsed());
+            self.cgroup_stands(pod, &name, values, made).await?;
         }
         self.step(StepKind::Directories, "", async {
             deps.host
@@ -335,7 +303,7 @@ impl Worker {
         if !settings.cgroups_per_qos {
             return String::new();
         }
-        self.deps.host.cgroup_parent(&resources::pod_cgroup_name(&settings.kubepods, pod, true))
+        self.deps.host.cgroup_parent(&decide::resources::pod_cgroup_name(&settings.kubepods, pod, true))
     }
 
     /// Carries out one plan, stage by stage.
@@ -353,8 +321,10 @@ impl Worker {
         } else if !plan.kill.is_empty() {
             self.kill(pod, &observed, &plan.kill).await?;
         }
-        // A kill may have taken the whole grace; what starts then must be of the newest form.
-        if self.is_outdated() {
+        // A kill may have taken the whole grace; what starts then must be of the newest form. But what was stopped for its new resources alone is
+        // started, whatever its restart policy says of an exit.
+        let resized = |name: &str| plan.kill.iter().any(|k| k.reason == KillReason::Resize && k.name == name);
+        if self.is_outdated() && !plan.start.iter().any(|s| resized(&s.name)) {
             return Ok(());
         }
         let mut not_removed = None;
@@ -400,6 +370,9 @@ impl Worker {
                 (id, *attempt, handler)
             }
         };
+        if let Some(resize) = &plan.resize {
+            self.resize(pod, &sandbox_id, resize).await;
+        }
         if plan.start.is_empty() {
             return pruned;
         }
@@ -415,8 +388,8 @@ impl Worker {
         let mut images = ImageVolumes::new();
         let mut first_failure = None;
         for start in &plan.start {
-            if self.is_outdated() {
-                break;
+            if self.is_outdated() && !resized(&start.name) {
+                continue;
             }
             let started = self.start_container(pod, &ground, &mut images, start).await;
             let Err(failure) = started else { continue };

@@ -57,6 +57,11 @@ impl Observer {
         Ok(pod)
     }
 
+    /// The container was changed: the next look asks for its details again.
+    pub fn forget(&mut self, id: &str) {
+        self.containers.remove(id);
+    }
+
     /// What the last look showed.
     pub fn last(&self, uid: &PodUid, namespace: &str, name: &str) -> ObservedPod {
         let mut pod = ObservedPod::empty(uid.clone(), name, namespace);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use decide::resources::qos_class;
 use decide::status::{self, Failure, Rejection, StatusInput, WaitingReason};
+use model::allocation::PodAllocation;
 use model::api::{PodCondition, PodStatus};
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::plan::Plan;
@@ -31,7 +32,6 @@ impl Worker {
             })
             .collect();
         let failure = self.failure();
-        let disruption = self.disruption(pod);
         let probes = |id: &str| deps.prober.results(id);
         let (previous, state) = {
             let view = self.entry.view();
@@ -39,7 +39,14 @@ impl Worker {
         };
         let previous = previous.phase.is_some().then_some(previous);
         let handler = observed.sandboxes.first().map_or("", |s| s.runtime_handler.as_str());
-        let resources = status::pod_resources(pod, settings.node.gates.pod_level_resources);
+        let has = PodAllocation {
+            pod_level: self.has.pod_level.clone().or_else(|| pod.spec().resources.clone()),
+            ..self.has.clone()
+        };
+        let has = pod.given(&has, pod.resize().clone());
+        let resources = status::pod_resources(pod, &has, settings.node.gates.pod_level_resources);
+        let mut conditions = self.resize_conditions(pod);
+        conditions.extend(self.disruption(pod));
         let input = StatusInput {
             pod,
             observed,
@@ -49,10 +56,11 @@ impl Worker {
             runtime_name: &settings.runtime_name,
             host_ips: &settings.status_host_ips,
             qos_class: qos_class(pod, true).as_str(),
+            actuated: Some(&self.has),
             pod_resources: Some(&resources),
             ended: state != WorkerState::Syncing && !observed.anything_alive(),
             failure: failure.as_ref(),
-            extra_conditions: &disruption,
+            extra_conditions: &conditions,
             recursive_read_only: self.handler_features(handler).is_some_and(|f| f.recursive_read_only_mounts),
             agent_started: settings.agent_started,
             forget_on_restart: settings.forget_on_restart,
@@ -153,18 +161,18 @@ impl Worker {
     }
 
     /// The condition of a pod that makes room for others or for the node (KEP-3329).
-    fn disruption(&self, pod: &DesiredPod) -> Vec<PodCondition> {
+    fn disruption(&self, pod: &DesiredPod) -> Option<PodCondition> {
         let Some(EndReason::Failed(Failing { disruption: Some(disruption), .. })) = &self.ending else {
-            return Vec::new();
+            return None;
         };
-        vec![PodCondition {
+        Some(PodCondition {
             type_: "DisruptionTarget".to_owned(),
             status: "True".to_owned(),
             reason: Some(disruption.reason.clone()),
             message: Some(disruption.message.clone()),
             observed_generation: pod.meta().generation,
             ..PodCondition::default()
-        }]
+        })
     }
 
     /// The newest exit of each container.

@@ -162,8 +162,7 @@ impl Worker {
         let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
         if start.kind != ContainerKind::Ephemeral {
-            let resources = config::created_resources(pod, *entry, &deps.settings.node);
-            deps.admit.actuated(pod.uid(), name, resources).await;
+            self.note_created(pod, entry).await;
         }
         self.still_wanted()?;
         let create = deps.mutator.create_container(sandbox_id, request, sandbox.clone());
@@ -223,7 +222,7 @@ impl Worker {
                 .filter(|(_, v)| !v.device)
                 .map(|(name, v)| {
                     let source = VolumeSource::HostPath(v.host_path.display().to_string());
-                    (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: false })
+                    (name.clone(), VolumeFact { source, read_only: v.read_only, selinux_relabel: v.relabel })
                 })
                 .chain(images.iter().map(|(name, image)| {
                     let source = VolumeSource::Image(image.clone());

@@ -369,6 +369,7 @@ fn why(reason: KillReason) -> &'static str {
         KillReason::NotInSpec => "not in the spec",
         KillReason::PostStartHook => "postStart hook",
         KillReason::RestartAllContainers => "restart of all containers",
+        KillReason::Resize => "resize",
         KillReason::PodEnding => "pod ends",
     }
 }

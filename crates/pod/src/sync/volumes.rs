@@ -4,14 +4,16 @@
 //! an object that the pod uses changes. Once they stand, they are gone through again when an object changes, when a token is due, and with
 //! every resync; a failure then leaves the old content and the running containers alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use decide::config::claims::{ClaimedVolume, Place};
 use decide::config::objects::{self as files, DEFAULT_MODE, VolumeFile, VolumeFiles};
 use decide::config::{claims, downward, volume_is_used};
 use decide::csi::CsiVolume;
+use decide::disk;
 use decide::resources;
+use decide::selinux;
 use decide::text::{aggregate, go_list};
 use futures::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -20,11 +22,12 @@ use model::pod::DesiredPod;
 use model::quantity::Quantity;
 use model::timeline::{StepKind, StepResult};
 use tokio::time::Instant;
+use tracing::warn;
 
 use super::start::to_end;
 use crate::objects::{ObjectError, ObjectResult, TrustBundles};
 use crate::ports::{MountedVolume, MountedVolumes, PluginVolume, VolumePayloads, VolumeResults};
-use crate::worker::{Intent, Next, Worker};
+use crate::worker::{EndReason, Intent, Next, Worker};
 
 /// First wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -49,6 +52,20 @@ pub(crate) struct VolumeWork {
     retry_at: Option<Instant>,
     /// Among them are volumes of plugins, which may want to be gone through again.
     plugins: bool,
+    /// The node can take no more volumes of a kind that the pod needs; the message of its refusal.
+    refused: Option<String>,
+}
+
+/// Reason of a pod's refusal, KEP-4876.
+const LIMIT_EXCEEDED: &str = "VolumeAttachmentLimitExceeded";
+
+/// What came of asking the plugins.
+#[derive(Default)]
+struct Asked {
+    /// What is not ready yet, and has its events behind it.
+    waits: Vec<String>,
+    /// Volumes of which the node can take no more.
+    exhausted: Vec<String>,
 }
 
 /// What the volumes of a pod show, as far as it could be had.
@@ -119,12 +136,24 @@ impl Worker {
                 Ok(())
             }
             Err(reason) => {
+                if let Some(message) = self.volumes.refused.take() {
+                    return Err(self.refuse(pod, message));
+                }
                 if !self.is_to_end() {
                     self.failed("volumes", &reason);
                 }
                 Err(self.volume_retry())
             }
         }
+    }
+
+    /// The pod cannot stay on this node: it ends as one that was not admitted.
+    fn refuse(&mut self, pod: &DesiredPod, message: String) -> Next {
+        warn!(pod = pod.full_name(), reason = LIMIT_EXCEEDED, err = message, "Pod was rejected");
+        self.deps.events.pod_warning(pod, LIMIT_EXCEEDED, &message);
+        self.deps.metrics.admission_rejected(LIMIT_EXCEEDED);
+        self.ending = Some(EndReason::Refused { reason: LIMIT_EXCEEDED.to_owned(), message });
+        Next::Ended
     }
 
     /// The pod, or the agent, is to end: what fails now needs no words.
@@ -177,12 +206,21 @@ impl Worker {
         let mut results = self.deps.host.mount_volumes(pod, payloads).await.map_err(|e| e.chain())?;
         self.volumes.plugins = !plugins.is_empty();
         let mut newer = self.intent.clone();
-        let waits = tokio::select! {
+        let Asked { waits, exhausted } = tokio::select! {
             biased;
-            waits = self.mount_plugins(pod, plugins, &mut results) => waits,
+            asked = self.mount_plugins(pod, plugins, &mut results) => asked,
             // What a plugin has begun goes on, and is undone with the pod.
-            () = to_end(&mut newer) => vec!["the pod is to end".to_owned()],
+            () = to_end(&mut newer) => Asked { waits: vec!["the pod is to end".to_owned()], ..Asked::default() },
         };
+        self.volumes.refused = (!exhausted.is_empty()).then(|| {
+            let names: Vec<&str> = exhausted.iter().map(String::as_str).collect();
+            format!(
+                "Node has reached its volume attachment limit, rejecting pod. unmounted volumes={}, unattached volumes={}, failed \
+                 to process volumes=[]: context deadline exceeded",
+                go_list(&missing(pod, &results.mounted)),
+                go_list(&names)
+            )
+        });
         self.volumes.made = Some(Instant::now());
         self.volumes.wake_at = due;
         failed.extend(results.failed);
@@ -208,41 +246,46 @@ impl Worker {
         Err(messages.join("; "))
     }
 
-    /// Asks the plugins; what is not ready yet, and has its events behind it.
+    /// Asks the plugins.
     async fn mount_plugins(
         &self,
         pod: &DesiredPod,
         plugins: BTreeMap<String, (CsiVolume, Option<i64>)>,
         results: &mut VolumeResults,
-    ) -> Vec<String> {
+    ) -> Asked {
         let again = self.is_prepared(pod);
         let all = plugins.into_iter().map(|(name, (volume, gid))| async move {
             let stands = self.deps.plugins.mount(pod, &self.entry, &volume, again).await;
             (name, volume, gid, stands)
         });
-        let mut waits = Vec::new();
+        let mut asked = Asked::default();
         for (name, volume, gid, stands) in join_all(all).await {
             match stands {
-                PluginVolume::Ready(host_path) => {
+                PluginVolume::Ready { path, relabel } => {
                     let mounted = MountedVolume {
-                        host_path,
                         read_only: volume.read_only,
                         gid,
                         device: volume.block,
                         spec_name: Some(volume.spec_name),
+                        relabel: relabel && !volume.read_only,
+                        ..MountedVolume::at(path)
                     };
                     results.mounted.insert(name, mounted);
                 }
-                PluginVolume::Waits(what) => waits.push(what),
+                PluginVolume::Waits(what) => asked.waits.push(what),
+                PluginVolume::Exhausted => {
+                    asked.waits.push(format!("the node can take no more volumes of driver {}", volume.driver));
+                    asked.exhausted.push(name);
+                }
                 PluginVolume::Failed { reason, message, fresh } => {
                     if fresh {
                         self.deps.events.pod_warning(pod, reason, &message);
                     }
-                    waits.push(message);
+                    asked.waits.push(message);
                 }
             }
         }
-        waits
+        asked
     }
 
     /// Asks for everything that the volumes show.
@@ -255,7 +298,8 @@ impl Worker {
             }
             if let Some(wanted) = claims::claim_of(pod, volume) {
                 match self.claimed(pod, volume, &wanted).await {
-                    Ok(ClaimedVolume { place: Place::Csi(volume), gid, .. }) => {
+                    Ok(ClaimedVolume { place: Place::Csi(mut volume), gid, .. }) => {
+                        volume.labels = self.labels(pod, name, &volume);
                         gathered.plugins.insert(name.clone(), (*volume, gid));
                         gathered.payloads.left_out.insert(name.clone());
                     }
@@ -275,6 +319,21 @@ impl Worker {
                 gathered.payloads.left_out.insert(name.clone());
                 continue;
             }
+            match disk::inline(pod, volume) {
+                Ok(Some(disk)) => {
+                    gathered.plugins.insert(name.clone(), (disk, None));
+                    gathered.payloads.left_out.insert(name.clone());
+                    continue;
+                }
+                Ok(None) => {}
+                Err(reason) => {
+                    let message =
+                        format!("MountVolume.NewMounter initialization failed for volume \"{name}\" : {reason}");
+                    gathered.failed.insert(name.clone(), message);
+                    gathered.payloads.left_out.insert(name.clone());
+                    continue;
+                }
+            }
             match self.volume_files(pod, volume, &mut gathered.due).await {
                 Ok(Some(shown)) => {
                     gathered.payloads.files.insert(name.clone(), shown);
@@ -288,6 +347,17 @@ impl Worker {
             }
         }
         gathered
+    }
+
+    /// The SELinux labels that a claim's volume is to be mounted with.
+    fn labels(&self, pod: &DesiredPod, name: &str, volume: &CsiVolume) -> BTreeSet<String> {
+        let node = &self.deps.settings.node;
+        match &node.selinux {
+            Some(context) if selinux::may_have_label(&volume.access_modes, node.gates.selinux_mount) => {
+                selinux::volume_labels(pod, name, context)
+            }
+            _ => BTreeSet::new(),
+        }
     }
 
     fn memory_size(&self, pod: &DesiredPod, volume: &Volume) -> Option<u64> {
@@ -442,15 +512,19 @@ fn changes(volume: &Volume) -> bool {
     volume.config_map.is_some() || volume.secret.is_some() || projected.into_iter().any(|s| s.downward_api.is_none())
 }
 
+/// Names of the volumes that the pod uses and does not have, in the pod's order.
+fn missing<'a>(pod: &'a DesiredPod, mounted: &MountedVolumes) -> Vec<&'a str> {
+    let used = pod.spec().volumes.iter().flatten().filter(|v| v.image.is_none() && volume_is_used(pod, &v.name));
+    used.map(|v| v.name.as_str()).filter(|n| !mounted.contains_key(*n)).collect()
+}
+
 /// The message about claims that cannot be followed.
 fn unmounted(pod: &DesiredPod, mounted: &MountedVolumes, unprocessed: &BTreeMap<String, String>) -> String {
-    let used = pod.spec().volumes.iter().flatten().filter(|v| v.image.is_none() && volume_is_used(pod, &v.name));
-    let missing: Vec<&str> = used.map(|v| v.name.as_str()).filter(|n| !mounted.contains_key(*n)).collect();
     let names: Vec<&str> = unprocessed.keys().map(String::as_str).collect();
     let reasons: Vec<&str> = unprocessed.values().map(String::as_str).collect();
     format!(
         "Unable to attach or mount volumes: unmounted volumes={}, unattached volumes=[], failed to process volumes={}: {}",
-        go_list(&missing),
+        go_list(&missing(pod, mounted)),
         go_list(&names),
         reasons.join("; ")
     )

@@ -20,6 +20,7 @@ pub(crate) fn step(kind: StepKind) -> &'static str {
         StepKind::Create => "create",
         StepKind::Start => "start",
         StepKind::PostStart => "postStart",
+        StepKind::Resize => "resize",
         StepKind::Stop => "stop",
         StepKind::StopSandbox => "stop sandbox",
         StepKind::BackOff => "back-off",
@@ -46,6 +47,7 @@ fn noun(kind: StepKind) -> &'static str {
         StepKind::RemoveCgroup => "cgroup removal",
         StepKind::Queued
         | StepKind::Admit
+        | StepKind::Resize
         | StepKind::Volumes
         | StepKind::Pull
         | StepKind::Ready
@@ -68,6 +70,7 @@ fn doing(kind: StepKind) -> &'static str {
         StepKind::Create => "creating the container",
         StepKind::Start => "starting the container",
         StepKind::PostStart => "running the postStart hook",
+        StepKind::Resize => "changing the resources",
         StepKind::Stop => "stopping the container",
         StepKind::StopSandbox => "stopping the sandbox",
         StepKind::BackOff => "waiting out the crash back-off",

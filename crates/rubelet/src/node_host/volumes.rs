@@ -1,9 +1,8 @@
-//! Volumes of a pod on disk: emptyDir, hostPath, volumes of files and local claims, laid out as the Go kubelet does.
+//! Volumes of a pod on disk: emptyDir, hostPath, NFS and volumes of files, laid out as the Go kubelet does.
 //!
 //! ```text
 //! pods/UID/volumes/kubernetes.io~empty-dir/VOL          the volume (a tmpfs for medium Memory)
 //! pods/UID/volumes/kubernetes.io~configmap/VOL          on the disk; secret, projected, downward-api on a tmpfs
-//! pods/UID/volumes/kubernetes.io~local-volume/PV        a bind mount of the node's directory
 //! pods/UID/volumes/kubernetes.io~nfs/NAME               a share, mounted by the host's mount(8)
 //! pods/UID/plugins/kubernetes.io~empty-dir/VOL/ready    set up completely; wrapped_VOL for volumes of files
 //! ```
@@ -28,12 +27,10 @@ use super::Paths;
 
 /// Stages of a mount, as messages name them.
 const SET_UP: &str = "SetUp";
-const NEW_MOUNTER: &str = "NewMounter initialization";
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
-const LOCAL: &str = "kubernetes.io~local-volume";
 const NFS: &str = "kubernetes.io~nfs";
 
 /// The kinds of volumes whose content is the pod's own and ends with it.
@@ -85,12 +82,11 @@ impl Maker {
 
     /// What a claim leads to; an error with the stage that it belongs to.
     fn claimed(&self, claimed: &ClaimedVolume) -> Result<MountedVolume, (&'static str, Box<dyn Error + Send + Sync>)> {
-        let ready = |host_path| MountedVolume {
-            host_path,
+        let ready = |path| MountedVolume {
             read_only: claimed.read_only,
             gid: claimed.gid,
-            device: false,
-            spec_name: None,
+            spec_name: Some(claimed.name.clone()),
+            ..MountedVolume::at(path)
         };
         match &claimed.place {
             Place::HostPath { path, kind } => {
@@ -98,23 +94,14 @@ impl Maker {
                 fsx::hostpath_check(&path, kind).map_err(|e| (SET_UP, e.into()))?;
                 Ok(ready(path))
             }
-            Place::Local { path } => {
-                let source = Path::new(path);
-                if !source.exists() {
-                    return Err((NEW_MOUNTER, format!("path {path:?} does not exist").into()));
-                }
-                let dir = self.dir(LOCAL, &claimed.name);
-                self.local(source, &dir, claimed.read_only).map_err(|e| (SET_UP, e))?;
-                Ok(ready(dir))
-            }
             Place::Nfs(share) => {
                 let dir = self.dir(NFS, &claimed.name);
                 self.nfs(share, &dir).map_err(|e| (SET_UP, e))?;
                 Ok(ready(dir))
             }
             Place::Csi(volume) => {
-                // The worker asks the driver's volumes for it.
-                Err((SET_UP, format!("a volume of driver {} is not the host's", volume.driver).into()))
+                // The worker asks the plugins' volumes for it.
+                Err((SET_UP, format!("a volume of plugin {} is not made here", volume.driver).into()))
             }
         }
     }
@@ -133,66 +120,23 @@ impl Maker {
         Ok(mounted?)
     }
 
-    /// Bind-mounts a directory of the node; the pod's group is set with its first use on the node.
-    fn local(&self, source: &Path, dir: &Path, read_only: bool) -> Outcome<()> {
-        if mount::is_mount_point(&self.paths.proc, dir)? {
-            return Ok(());
-        }
-        if !source.is_dir() {
-            return Err("only directories are supported yet as local volumes".into());
-        }
-        let first = !self.used_elsewhere(source)?;
-        fsx::ensure_dirs(dir, 0o750)?;
-        mount::bind(source, dir, false)?;
-        let finished = self.finish_local(dir, read_only, first);
-        if finished.is_err() {
-            // The next try must not take it for complete.
-            mount::unmount(dir)?;
-        }
-        finished
-    }
-
-    fn finish_local(&self, dir: &Path, read_only: bool, first: bool) -> Outcome<()> {
-        if read_only {
-            return Ok(mount::remount_read_only(&self.paths.proc, dir)?);
-        }
-        let context = self.pod.spec().security_context.as_ref();
-        let on_mismatch = context.and_then(|c| c.fs_group_change_policy.as_deref()) == Some("OnRootMismatch");
-        if let Some(gid) = self.fs_group().filter(|_| first) {
-            fsx::set_fs_group(dir, gid, false, on_mismatch)?;
-        }
-        Ok(())
-    }
-
-    /// True when another pod has this directory mounted.
-    fn used_elsewhere(&self, source: &Path) -> Outcome<bool> {
-        let source = source.canonicalize()?;
-        let table = MountTable::read(&self.paths.proc)?;
-        let pods = self.paths.root.join("pods");
-        // The mount that the directory lies in, and where in its filesystem that is.
-        let Some(over) = source.ancestors().find_map(|dir| table.at(dir)) else { return Ok(false) };
-        let Ok(inside) = source.strip_prefix(&over.mount_point) else { return Ok(false) };
-        let root = if inside.as_os_str().is_empty() { over.root.clone() } else { over.root.join(inside) };
-        Ok(table.0.iter().any(|m| m.device == over.device && m.root == root && m.mount_point.starts_with(&pods)))
-    }
-
     fn make(&self, volume: &Volume) -> Outcome<MountedVolume> {
         let name = &volume.name;
         if let Some(source) = &volume.host_path {
             let path = PathBuf::from(&source.path);
             fsx::hostpath_check(&path, source.type_.as_deref().unwrap_or_default())?;
-            return Ok(MountedVolume { host_path: path, read_only: false, gid: None, device: false, spec_name: None });
+            return Ok(MountedVolume::at(path));
         }
         if let Some(source) = &volume.empty_dir {
             let dir = self.dir(EMPTY_DIR, name);
             self.empty_dir(name, &dir, source)?;
-            return Ok(MountedVolume { host_path: dir, read_only: false, gid: None, device: false, spec_name: None });
+            return Ok(MountedVolume { relabel: true, ..MountedVolume::at(dir) });
         }
         if let Some(source) = &volume.nfs {
             let dir = self.dir(NFS, name);
             self.nfs(&NfsShare::new(source, &[], false), &dir)?;
             let read_only = source.read_only == Some(true);
-            return Ok(MountedVolume { host_path: dir, read_only, gid: None, device: false, spec_name: None });
+            return Ok(MountedVolume { read_only, ..MountedVolume::at(dir) });
         }
         let (plugin, in_memory) = match () {
             () if volume.config_map.is_some() => ("kubernetes.io~configmap", false),
@@ -201,8 +145,8 @@ impl Maker {
             () if volume.projected.is_some() => ("kubernetes.io~projected", true),
             () => {
                 return Err(
-                    "volumes of this type are not supported yet; supported are emptyDir, hostPath, configMap, \
-                            secret, projected, downwardAPI, csi, nfs, and claims of csi, hostPath, local and nfs volumes"
+                    "volumes of this type are not supported; supported are emptyDir, hostPath, configMap, secret, \
+                            projected, downwardAPI, csi, nfs, iscsi, fc, and claims of csi, hostPath, local, nfs, iscsi and fc volumes"
                         .into(),
                 );
             }
@@ -210,7 +154,7 @@ impl Maker {
         let dir = self.dir(plugin, name);
         let empty = VolumeFiles::new();
         self.files(name, &dir, in_memory, self.payloads.files.get(name).unwrap_or(&empty))?;
-        Ok(MountedVolume { host_path: dir, read_only: true, gid: None, device: false, spec_name: None })
+        Ok(MountedVolume { read_only: true, relabel: true, ..MountedVolume::at(dir) })
     }
 
     fn dir(&self, plugin: &str, name: &str) -> PathBuf {
@@ -368,13 +312,7 @@ pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
             }
         }
     }
-    // What lies behind a local volume is the node's: nothing but the mount and its empty directory goes.
-    for dir in children(&pod_dir.join("volumes").join(LOCAL))? {
-        if let Err(e) = take_down_local(paths, &dir) {
-            failures.push(format!("{}: {}", dir.display(), chain(&*e)));
-        }
-    }
-    // Nor does what is on a server.
+    // What is on a server is not the pod's: nothing but the mount and its empty directory goes.
     for dir in children(&pod_dir.join("volumes").join(NFS))? {
         if let Err(e) = take_down_share(paths, &dir) {
             failures.push(format!("{}: {}", dir.display(), chain(&*e)));
@@ -404,10 +342,6 @@ fn take_down_share(paths: &Paths, dir: &Path) -> Outcome<()> {
     if mount::is_mount_point(&paths.proc, dir)? {
         mount_tool::unmount(dir, mount_tool::LIMIT)?;
     }
-    take_down_local(paths, dir)
-}
-
-fn take_down_local(paths: &Paths, dir: &Path) -> Outcome<()> {
     for _ in MountTable::read(&paths.proc)?.at_or_below(dir) {
         mount::unmount(dir)?;
     }

@@ -213,6 +213,31 @@ impl Query {
     }
 }
 
+/// What must hold for every query: journalctl takes nothing of a caller's for an option of its own.
+pub(crate) fn check_arguments(parameters: &[(String, String)]) {
+    let Ok(query) = Query::parse(parameters) else { return };
+    if !query.check(&|_| Ok(())).is_empty() {
+        return;
+    }
+    const OPTIONS: [&str; 10] = [
+        "--utc",
+        "--no-pager",
+        "--output=short-precise",
+        "--pager-end",
+        "--boot",
+        "--since=",
+        "--until=",
+        "--lines=",
+        "--unit=",
+        "--grep=",
+    ];
+    let known = |a: &str| OPTIONS.iter().any(|o| a == *o || (o.ends_with('=') && a.starts_with(o)));
+    for argument in query.arguments(&query.services) {
+        let boot = query.boot.is_some_and(|b| argument == b.to_string());
+        assert!(known(&argument) || boot, "{argument:?} of {query:?}");
+    }
+}
+
 /// A list as Kubernetes' errors show it.
 fn list<S: serde::Serialize>(items: &[S]) -> String {
     serde_json::to_string(items).unwrap_or_default()

@@ -27,6 +27,7 @@ mod cache;
 mod checkpoint;
 mod debug;
 mod files;
+pub(crate) mod fuzz;
 mod log_options;
 mod log_query;
 mod logs;

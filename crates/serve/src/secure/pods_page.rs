@@ -64,6 +64,7 @@ fn look(kind: StepKind) -> (&'static str, &'static str, bool) {
         StepKind::Create => ("c", "create", false),
         StepKind::Start => ("c", "start", false),
         StepKind::PostStart => ("c", "postStart hook", false),
+        StepKind::Resize => ("a", "resize", false),
         StepKind::Stop => ("e", "stop", false),
         StepKind::StopSandbox => ("e", "stop of the sandbox", true),
         StepKind::BackOff => ("w", "back-off", false),

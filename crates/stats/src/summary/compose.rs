@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::{
     ContainerStats, Cpu, Fs, Interface, Io, Memory, Network, NodeStats, PodRef, PodStats, ProcessStats, PvcRef, Rlimit,
-    RuntimeStats, Summary, Swap, VolumeStats,
+    RuntimeStats, Summary, Swap, VolumeHealth, VolumeStats,
 };
 use crate::groups::{Group, Groups};
 use crate::names::{ContainerName, Names, Owner};
@@ -137,6 +137,7 @@ fn pod<'a>(inputs: &'a Inputs<'a>, name: &'a crate::names::PodName, parts: &Part
                 fs: usage(&volume.usage),
                 name: &volume.name,
                 pvc_ref: volume.claim.as_ref().map(|name_| PvcRef { name: name_, namespace: &name.namespace }),
+                health: volume.abnormal.map(|abnormal| VolumeHealth { abnormal }),
             })
             .collect(),
         ephemeral_storage: inputs.storage.map(|s| ephemeral(inputs, s, &name.uid, &containers, volumes)),

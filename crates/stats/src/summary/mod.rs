@@ -257,6 +257,13 @@ struct VolumeStats<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pvc_ref: Option<PvcRef<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none", rename = "volumeHealthStats")]
+    health: Option<VolumeHealth>,
+}
+
+#[derive(Debug, Serialize)]
+struct VolumeHealth {
+    abnormal: bool,
 }
 
 #[derive(Debug, Serialize)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cri_api::v1;
-use host::cgroup::{GroupFigures, MemoryFigures, Pressure, PressureLine};
+use host::cgroup::{Detail, GroupFigures, MemoryFigures, Pressure, PressureLine};
 use host::fsx::{DiskUsage, FilesystemFigures};
 use host::proc::{InterfaceTraffic, OpenFiles, Traffic};
 use serde_json::{Value, json};
@@ -88,6 +88,8 @@ fn groups() -> Groups {
             sandbox,
             container,
         ],
+        detail: Detail::Full,
+        outside: None,
         rated: true,
     }
 }
@@ -166,6 +168,7 @@ fn everything() {
         claim: claim.map(Into::into),
         ephemeral,
         usage: usage(1000, 100),
+        abnormal: claim.map(|_| true),
     };
     let storage = Storage {
         at: at(9),
@@ -195,6 +198,7 @@ fn everything() {
     own["name"] = json!("e");
     assert_eq!(pod["volume"][0], own);
     assert_eq!(pod["volume"][1]["pvcRef"], json!({"name": "mine", "namespace": "default"}));
+    assert_eq!(pod["volume"][1]["volumeHealthStats"], json!({"abnormal": true}));
     // Layer, log, hosts file, and the volume that ends with the pod.
     assert_eq!(pod["ephemeral-storage"], shown(t9, 20 + 8 + 4 + 1000, 2 + 1 + 1 + 100));
     assert_eq!(pod["process_stats"], json!({"process_count": 2}));

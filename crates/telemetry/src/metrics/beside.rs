@@ -41,15 +41,12 @@ const IDLE_COUNTERS_OF_MANAGERS: [(&str, &str); 4] = [
     ("reconstruct_volume_operations_errors_total", "Failures to rebuild a volume's state from its directory."),
     ("reconstruct_volume_operations_total", "Volumes' states rebuilt from their directories; the state is not lost."),
 ];
-const IDLE_GAUGES: [(&str, &str); 8] = [
+const IDLE_GAUGES: [(&str, &str); 5] = [
     ("apiserver_envelope_encryption_dek_cache_fill_percent", "Data keys kept; there are none here."),
     ("kubelet_cpu_manager_exclusive_cpu_allocation_count", "CPUs that belong to one container."),
     ("kubelet_cpu_manager_shared_pool_size_millicores", "CPUs in the shared pool of the CPU manager's static policy."),
-    ("kubelet_graceful_shutdown_end_time_seconds", "When the node's shutdown ended, seconds since the epoch."),
-    ("kubelet_graceful_shutdown_start_time_seconds", "When the node's shutdown began, seconds since the epoch."),
     ("kubelet_imagemanager_inmemory_pulledrecords_usage_percent", "Records of pulls kept in memory; none are."),
     ("kubelet_imagemanager_inmemory_pullintents_usage_percent", "Begun pulls kept in memory; none are."),
-    ("kubelet_pod_in_progress_resizes", "Pods whose resources are being changed."),
 ];
 
 /// See the module.

@@ -7,7 +7,7 @@ use prometheus::{
 
 use super::beside::count_registered;
 use super::process::ProcessCollector;
-use super::{Beside, Metrics, MetricsError};
+use super::{Beside, Metrics, MetricsError, Resizes};
 
 const POD_START_BUCKETS: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
@@ -68,6 +68,7 @@ impl Metrics {
         probes.register(Box::new(ProcessCollector::start_time()?))?;
         let on = Definer(&registry);
         let beside = Beside::new(&registry)?;
+        let resizes = Resizes::new(&registry)?;
         let http = ["method", "path", "server_type", "long_running"];
         let metrics = Self {
             pleg_relist_duration: on.histogram(
@@ -229,6 +230,11 @@ impl Metrics {
                 "Pods deleted and made again under the same UID.",
                 &["static"],
             )?,
+            cri_losing_support: on.gauges(
+                "cri_losing_support",
+                "The Kubernetes version from which on this container runtime is too old.",
+                &["version"],
+            )?,
             started_containers: on.counters(
                 "started_containers_total",
                 "Containers whose start was begun.",
@@ -263,6 +269,29 @@ impl Metrics {
             admission_rejections: on.counters(
                 "admission_rejections_total",
                 "Pods refused by this node, by reason.",
+                &["reason"],
+            )?,
+            memory_min: on.gauges(
+                "memory_qos_node_memory_min_bytes",
+                "Memory that Guaranteed pods request together and that is kept from reclaim (gate MemoryQoS).",
+                &[],
+            )?,
+            memory_low: on.gauges(
+                "memory_qos_node_memory_low_bytes",
+                "Memory that Burstable pods request together and that is reclaimed last (gate MemoryQoS).",
+                &[],
+            )?,
+            shutdown_start: on.gauge(
+                "graceful_shutdown_start_time_seconds",
+                "When the node's shutdown began, seconds since the epoch.",
+            )?,
+            shutdown_end: on.gauge(
+                "graceful_shutdown_end_time_seconds",
+                "When the node's shutdown ended, seconds since the epoch.",
+            )?,
+            images_collected: on.counters(
+                "image_garbage_collected_total",
+                "Images removed by garbage collection, by why: for their age or for space.",
                 &["reason"],
             )?,
             image_pull_duration: on.histograms(
@@ -344,10 +373,14 @@ impl Metrics {
             )?)?,
             probe_series: Default::default(),
             beside,
+            resizes,
             registry,
             health,
             probes,
         };
+        for is_static in ["true", ""] {
+            metrics.restarted_pods.with_label_values(&[is_static]);
+        }
         count_registered(&metrics.registry)?;
         Ok(metrics)
     }

@@ -9,6 +9,7 @@ mod beside;
 mod calls;
 mod define;
 mod process;
+mod resize;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,7 @@ use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, Histo
 
 pub use beside::Beside;
 pub use calls::{admission_reason, image_size_bucket, operation_type};
+pub use resize::Resizes;
 
 /// The metrics could not be set up: two figures share a name or a name is malformed.
 #[derive(Debug, thiserror::Error)]
@@ -202,6 +204,8 @@ pub struct Metrics {
     pub image_volume_errors: Counter,
     /// What is not the kubelet's own.
     pub beside: Beside,
+    /// In-place resizes.
+    pub resizes: Resizes,
 
     runtime_operations: CounterVec,
     runtime_operations_errors: CounterVec,
@@ -215,6 +219,7 @@ pub struct Metrics {
     active_pods: GaugeVec,
     working_pods: GaugeVec,
     restarted_pods: CounterVec,
+    cri_losing_support: GaugeVec,
     started_containers: CounterVec,
     started_containers_errors: CounterVec,
     terminated_containers: CounterVec,
@@ -222,6 +227,11 @@ pub struct Metrics {
     evictions: CounterVec,
     eviction_stats_age: HistogramVec,
     preemptions: CounterVec,
+    memory_min: GaugeVec,
+    memory_low: GaugeVec,
+    shutdown_start: Gauge,
+    shutdown_end: Gauge,
+    images_collected: CounterVec,
     image_pull_duration: HistogramVec,
     ensure_image_requests: CounterVec,
     credential_plugin_duration: HistogramVec,
@@ -385,6 +395,11 @@ impl Metrics {
         self.restarted_pods.with_label_values(&[static_label(is_static)]).inc();
     }
 
+    /// The runtime does not know RuntimeConfig (KEP-4033): from this Kubernetes version on it cannot be used.
+    pub fn runtime_loses_support(&self, version: &str) {
+        self.cri_losing_support.with_label_values(&[version]).set(1.0);
+    }
+
     /// A container's start was begun.
     pub fn container_started(&self, kind: ContainerType) {
         self.started_containers.with_label_values(&[kind.label()]).inc();
@@ -403,6 +418,23 @@ impl Metrics {
     /// A pod was refused at admission, with its status' reason.
     pub fn admission_rejected(&self, reason: &str) {
         self.admission_rejections.with_label_values(&[admission_reason(reason)]).inc();
+    }
+
+    /// Memory in bytes that is protected for Guaranteed and for Burstable pods; only with gate MemoryQoS is it ever said.
+    pub fn memory_protected(&self, guaranteed: i64, burstable: i64) {
+        self.memory_min.with_label_values::<&str>(&[]).set(guaranteed as f64);
+        self.memory_low.with_label_values::<&str>(&[]).set(burstable as f64);
+    }
+
+    /// When the node's last graceful shutdown began and ended, in seconds since the epoch; 0: not yet.
+    pub fn graceful_shutdown(&self, start: i64, end: i64) {
+        self.shutdown_start.set(start as f64);
+        self.shutdown_end.set(end as f64);
+    }
+
+    /// Counts an image that garbage collection removed: for its age, or for space.
+    pub fn image_collected(&self, for_age: bool) {
+        self.images_collected.with_label_values(&[if for_age { "age" } else { "space" }]).inc();
     }
 
     /// An image was pulled: its size in bytes (0: not known), and the time including the wait for a free puller.
@@ -432,8 +464,8 @@ impl Metrics {
         self.cgroup_manager_duration.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
-    /// What a volume takes was measured, by `du` (a walk) or `statfs`.
-    pub fn volume_measured(&self, source: &'static str, took: Duration) {
+    /// What a volume takes was measured, by `du` (a walk), `statfs`, or the driver of this name.
+    pub fn volume_measured(&self, source: &str, took: Duration) {
         self.volume_metric_collection_duration.with_label_values(&[source]).observe(took.as_secs_f64());
     }
 

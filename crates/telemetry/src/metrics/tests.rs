@@ -22,6 +22,7 @@ fn filled() -> Metrics {
         ..WorkingPods::default()
     });
     metrics.pod_restarted(true);
+    metrics.runtime_loses_support("1.37.0");
     metrics.container_started(ContainerType::Init);
     metrics.container_start_failed(ContainerType::App, "ErrImagePull");
     metrics.container_terminated(ContainerType::App, 137, "OOMKilled");
@@ -36,6 +37,11 @@ fn filled() -> Metrics {
     drop(metrics.http_request("GET", "pods", "readonly", false));
     metrics.credential_plugin("p", second, true);
     metrics.volume_measured("du", second);
+    metrics.resizes.requested("cpu", "limits", "increase");
+    metrics.resizes.actuated(second, true);
+    metrics.resizes.pending(1, 0);
+    metrics.resizes.infeasible("swap_limitation");
+    metrics.resizes.deferred_accepted("pods_removed");
     let beside = &metrics.beside;
     beside.api_request("GET", "127.0.0.1:6443", 200, second, 0);
     beside.api_answer("GET", "127.0.0.1:6443", 100);
@@ -126,6 +132,9 @@ fn page_shows_what_was_recorded() {
         "kubelet_running_containers{container_state=\"running\"} 2",
         "kubelet_desired_pods{static=\"true\"} 3",
         "kubelet_desired_pods{static=\"\"} 0",
+        "kubelet_restarted_pods_total{static=\"true\"} 1",
+        "kubelet_restarted_pods_total{static=\"\"} 0",
+        "kubelet_cri_losing_support{version=\"1.37.0\"} 1",
         "kubelet_working_pods{config=\"desired\",lifecycle=\"terminating\",static=\"true\"} 1",
         "kubelet_working_pods{config=\"runtime_only\",lifecycle=\"sync\",static=\"unknown\"} 0",
         "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"container\"} 1",

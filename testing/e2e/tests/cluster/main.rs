@@ -16,6 +16,7 @@ mod node;
 mod objects;
 mod outages;
 mod pods;
+mod resize;
 mod sessions;
 mod streams;
 
@@ -71,18 +72,26 @@ fn main() -> ExitCode {
             the_runtime_is_asked_for_classes_and_images;
         streams:
             a_log_is_followed_over_rotations
+            the_log_of_the_container_before
             followers_that_go_leave_nothing
             memory_stays_flat
             pages_of_the_node
             the_port_is_for_those_who_may;
         sessions:
             sessions_carry_everything
+            sessions_end_as_they_should
             many_at_once
             a_terminal_follows_its_window
             a_debugging_container;
         figures:
             kubectl_top_shows_the_node_and_its_pods
             pages_are_for_those_who_may_see_them;
+        resize:
+            up_and_down_while_the_container_runs
+            with_a_restart_where_the_policy_asks_for_one
+            when_there_is_room
+            that_would_take_memory_in_use_fail
+            of_the_pod_as_a_whole;
         outages:
             of_the_api_server_harm_no_pod
             of_the_kubelet_are_caught_up

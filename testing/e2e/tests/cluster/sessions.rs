@@ -1,6 +1,6 @@
 //! What kubectl does in containers through the API server: commands, copies, forwarded ports, terminals, debugging containers.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Output, Stdio};
 
 use e2e::cluster::Cluster;
@@ -69,6 +69,71 @@ pub(crate) fn sessions_carry_everything(cluster: &mut Cluster) {
     forward.kill().unwrap();
     forward.wait().unwrap();
     assert!(all[0] > 0 && all.iter().all(|n| *n == all[0]), "{all:?}");
+}
+
+/// A35: input ends, output is whole however slowly it is taken, the right container is meant, and a session ends with its container.
+pub(crate) fn sessions_end_as_they_should(cluster: &mut Cluster) {
+    let named = |name: &str| container(name, &format!("echo {name} > /tmp/me; {SLEEP}"));
+    cluster.run(&pod("two", [named("a"), named("ab")]));
+    let mut waits =
+        pod("waits", [with(container("c", SLEEP), json!({"image": "lab.test/no-such:1", "imagePullPolicy": "Never"}))]);
+    waits["spec"]["restartPolicy"] = json!("Never");
+    cluster.run(&waits);
+    cluster.wait_running("two");
+    wait_until("both have begun", seconds(30), || {
+        let both =
+            ["a", "ab"].map(|c| text(&cluster.kubectl(&["exec", "two", "-c", c, "--", "cat", "/tmp/me"]).stdout));
+        (both == ["a\n", "ab\n"]).then_some(())
+    });
+    assert_eq!(text(&cluster.kubectl(&["exec", "two", "--", "cat", "/tmp/me"]).stdout), "a\n", "the first is meant");
+    for (target, container, why) in [("two", "b", "container b"), ("waits", "c", "container not found")] {
+        let refused = cluster.kubectl(&["exec", target, "-c", container, "--", "true"]);
+        assert!(!refused.status.success() && text(&refused.stderr).contains(why), "{refused:?}");
+    }
+
+    let times = if full() { 100 } else { 20 };
+    for websockets in [true, false] {
+        std::thread::scope(|scope| {
+            let cluster = &*cluster;
+            let echo = move || fed(cluster, &["exec", "-i", "two", "--", "cat"], b"x\n", websockets);
+            let all: Vec<_> =
+                (0..4).map(|_| scope.spawn(move || (0..times / 4).map(|_| echo()).collect::<Vec<_>>())).collect();
+            for out in all.into_iter().flat_map(|t| t.join().unwrap()) {
+                assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(0), "x\n"), "{}", text(&out.stderr));
+            }
+        });
+    }
+
+    // Nothing to read from, a burst of output, and one who takes it slowly.
+    let last = if full() { 2_000_000 } else { 200_000 };
+    let mut command = cluster.plane.kubectl_command();
+    command.args(["exec", "two", "--", "seq", "1", &last.to_string()]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    let (mut all, mut piece) = (Vec::new(), vec![0; 16 << 10]);
+    loop {
+        let n = output.read(&mut piece).unwrap();
+        all.extend_from_slice(&piece[..n]);
+        if n == 0 {
+            break;
+        }
+        if all.len() < 1 << 20 {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+    assert!(child.wait().unwrap().success());
+    let expected: String = (1..=last).map(|n| format!("{n}\n")).collect();
+    assert!(all == expected.as_bytes(), "{} bytes of {}", all.len(), expected.len());
+
+    // The container ends under a session that would wait for ever.
+    let mut command = cluster.plane.kubectl_command();
+    command.args(["exec", "-i", "two", "-c", "ab", "--", "sh", "-c", "echo here; cat"]);
+    let mut session = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut here = [0; 5];
+    session.stdout.as_mut().unwrap().read_exact(&mut here).unwrap();
+    cluster.kubectl(&["exec", "two", "-c", "ab", "--", "sh", "-c", "kill 1"]);
+    let ended = wait_until("the session ends", seconds(30), || session.try_wait().unwrap());
+    assert!(!ended.success(), "{ended}");
 }
 
 /// Each on connections of its own, all at the same time.

@@ -1,12 +1,13 @@
 //! What is asked of the kubelet's port through the API server: logs, pages; and who may use the port.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use e2e::cluster::Cluster;
-use e2e::{container, pod, seconds, wait_until};
+use e2e::{container, pod, seconds, wait_until, with};
 use serde_json::{Value, json};
 
 use crate::SLEEP;
@@ -23,13 +24,7 @@ pub(crate) fn full() -> bool {
 pub(crate) fn a_log_is_followed_over_rotations(cluster: &mut Cluster) {
     // The runtime's log is looked at every 3 s at the most, so this many rotations take a while.
     let (lines, rotations) = if full() { (64_000, 20) } else { (12_000, 3) };
-    let usual: Vec<(&str, Value)> = ["containerLogMaxSize", "containerLogMonitorInterval"]
-        .map(|key| (key, cluster.node.config()[key].clone()))
-        .to_vec();
-    cluster.node.configure("containerLogMaxSize", json!("20Ki"));
-    cluster.node.configure("containerLogMonitorInterval", json!("3s"));
-    cluster.node.restart();
-    cluster.wait_ready();
+    let usual = rotate_often(cluster);
     let print = format!(
         "i=0; while [ $i -lt {lines} ]; do echo n$i; i=$((i+1)); [ $((i%200)) = 0 ] && sleep 0.3; done; sleep 1"
     );
@@ -57,14 +52,18 @@ pub(crate) fn a_log_is_followed_over_rotations(cluster: &mut Cluster) {
         let plane = &cluster.plane;
         let stamped = scope.spawn(|| plane.kubectl(["logs", "-f", "--timestamps", "lines"]).unwrap());
         let newest = scope.spawn(|| plane.kubectl(["logs", "-f", "--tail=10", "lines"]).unwrap());
+        let recent = scope.spawn(|| plane.kubectl(["logs", "-f", "--since=1s", "lines"]).unwrap());
         let followed = cluster.kubectl(&["logs", "-f", "lines"]);
         let (stamped, newest) = (text(&stamped.join().unwrap().stdout), text(&newest.join().unwrap().stdout));
+        let recent = text(&recent.join().unwrap().stdout);
         ended.store(true, Ordering::Relaxed);
         let plain: Vec<&str> = stamped.lines().map(|l| l.split_once(' ').unwrap().1).collect();
         assert!(plain.iter().zip(0..).all(|(l, n)| *l == format!("n{n}")) && plain.len() == lines, "{}", plain.len());
         let last: Vec<&str> = newest.lines().collect();
         let begin = lines - last.len();
         assert!(last.len() > 10 && last.iter().zip(begin..).all(|(l, n)| *l == format!("n{n}")), "{begin}");
+        let begin = lines - recent.lines().count();
+        assert!(begin < lines && recent.lines().zip(begin..).all(|(l, n)| l == format!("n{n}")), "{begin}");
         (followed, counts.join().unwrap())
     });
     let expected: Vec<String> = (0..lines).map(|n| format!("n{n}")).collect();
@@ -73,11 +72,73 @@ pub(crate) fn a_log_is_followed_over_rotations(cluster: &mut Cluster) {
     let first = given.iter().zip(&expected).position(|(g, e)| g != e);
     assert!(given == expected, "{} lines, the first other one is {first:?}", given.len());
     assert!(rotated >= rotations, "the log was rotated {rotated} times");
-    for (key, value) in usual {
+    as_usual(cluster, usual);
+}
+
+/// Has small logs rotated as often as they are looked at; answers how it was before.
+fn rotate_often(cluster: &mut Cluster) -> Vec<(&'static str, Value)> {
+    let often = [("containerLogMaxSize", json!("20Ki")), ("containerLogMonitorInterval", json!("3s"))];
+    let usual = often.iter().map(|(key, _)| (*key, cluster.node.config()[key].clone())).collect();
+    as_usual(cluster, often.to_vec());
+    usual
+}
+
+fn as_usual(cluster: &mut Cluster, fields: Vec<(&'static str, Value)>) {
+    for (key, value) in fields {
         cluster.node.configure(key, value);
     }
     cluster.node.restart();
     cluster.wait_ready();
+}
+
+/// A container that ended, its log rotated meanwhile, and that was started anew; asked for after a restart of the kubelet.
+pub(crate) fn the_log_of_the_container_before(cluster: &mut Cluster) {
+    const LINES: usize = 6000;
+    let usual = rotate_often(cluster);
+    let script = format!(
+        "if [ -e /e/before ]; then echo second; {SLEEP}; fi; touch /e/before; i=0; \
+         while [ $i -lt {LINES} ]; do echo first $i; i=$((i+1)); [ $((i%400)) = 0 ] && sleep 1; done; exit 3"
+    );
+    let mut manifest =
+        pod("again", [with(container("c", &script), json!({"volumeMounts": [{"name": "e", "mountPath": "/e"}]}))]);
+    manifest["spec"]["volumes"] = json!([{"name": "e", "emptyDir": {}}]);
+    let uid = cluster.run(&manifest)["metadata"]["uid"].as_str().unwrap().to_owned();
+    cluster.wait("the second container runs", "again", |p| {
+        let status = &p["status"]["containerStatuses"][0];
+        status["restartCount"] == 1 && status["state"]["running"].is_object()
+    });
+    cluster.node.restart();
+    cluster.wait_ready();
+    let logs = |more: &[&str]| {
+        let out = cluster.kubectl(&[&["logs", "again"], more].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    assert_eq!(logs(&[]), "second\n");
+    // The newest of its files, as the Go kubelet shows it.
+    let before = logs(&["--previous"]);
+    let begin = LINES - before.lines().count();
+    assert!(begin > 0 && begin < LINES, "{begin}");
+    assert!(before.lines().zip(begin..).all(|(l, n)| l == format!("first {n}")), "{before}");
+    let last = format!("first {}\nfirst {}\n", LINES - 2, LINES - 1);
+    assert_eq!(logs(&["--previous", "--tail=2"]), last);
+    // Nobody writes to it any more: to follow it is to read it.
+    assert_eq!(logs(&["--previous", "--follow"]), before);
+    assert_eq!(logs(&["--previous", "--since=1h"]), before);
+    let stamped = logs(&["--previous", "--timestamps"]);
+    let (time, _) = stamped.lines().last().unwrap().split_once(' ').unwrap();
+    assert_eq!(logs(&["--previous", &format!("--since-time={time}")]), format!("first {}\n", LINES - 1));
+    assert_eq!(logs(&["--previous", "--limit-bytes=7"]), before[..7]);
+
+    // The older ones are compressed, and as much others' as the newest.
+    let dir = cluster.node.logs().join(format!("default_again_{uid}/c"));
+    let files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap()).collect();
+    let mode = |f: &std::fs::DirEntry| f.metadata().unwrap().permissions().mode() & 0o7777;
+    let of = |f: &std::fs::DirEntry| f.file_name().into_string().unwrap();
+    let newest = files.iter().find(|f| of(f) == "0.log").unwrap();
+    assert!(files.iter().any(|f| of(f).starts_with("0.log.") && of(f).ends_with(".gz")), "{files:?}");
+    assert!(files.iter().all(|f| mode(f) == mode(newest)), "{files:?}");
+    as_usual(cluster, usual);
 }
 
 /// Those who follow a container that prints nothing, and go.

@@ -106,16 +106,30 @@ impl Drop for Driver {
 
 /// A volume of the driver and a claim that is bound to it. `more` is merged into the volume's spec.
 pub(crate) fn claim(cluster: &Cluster, driver: &str, name: &str, more: &Value) -> Value {
+    let mut of = json!({"csi": {"driver": driver, "volumeHandle": format!("{name}-handle"), "fsType": "ext4",
+        "volumeAttributes": {"color": "blue"}}});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        match (key.as_str(), value.as_object()) {
+            ("csi", Some(fields)) => fields.iter().for_each(|(k, v)| of["csi"][k] = v.clone()),
+            _ => of[key] = value.clone(),
+        }
+    }
+    claim_of(cluster, name, &of)
+}
+
+/// A volume `pv-NAME` and a claim that is bound to it. `of`: what it is, and what else its spec says.
+pub(crate) fn claim_of(cluster: &Cluster, name: &str, of: &Value) -> Value {
     let mut spec = json!({
         "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain",
         "storageClassName": "", "claimRef": {"namespace": "default", "name": name},
-        "csi": {"driver": driver, "volumeHandle": format!("{name}-handle"), "fsType": "ext4", "volumeAttributes": {"color": "blue"}},
     });
-    for (key, value) in more.as_object().into_iter().flatten() {
-        match (key.as_str(), value.as_object()) {
-            ("csi", Some(fields)) => fields.iter().for_each(|(k, v)| spec["csi"][k] = v.clone()),
-            _ => spec[key] = value.clone(),
-        }
+    if of.get("local").is_some() {
+        // A local volume must say which nodes have it.
+        spec["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]}]}});
+    }
+    for (key, value) in of.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
     }
     let (modes, mode) = (spec["accessModes"].clone(), spec["volumeMode"].clone());
     cluster

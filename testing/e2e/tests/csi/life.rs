@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::driver::{Driver, claim, run_attached};
 use crate::faults::one;
+use crate::growth::{grow, wait_grown};
 use crate::volumes::{SLEEP, assert_nothing_left, mounts};
 
 /// Identity of every container of the pods: id and restarts.
@@ -63,6 +64,20 @@ pub(crate) fn twenty_pods(cluster: &mut Cluster) {
     assert_eq!(there.iter().filter(|m| m.ends_with("/globalmount")).count(), 16);
     assert_eq!(there.iter().filter(|m| m.ends_with("/mount")).count(), 20);
 
+    grow(cluster, "many-0", "2Gi");
+    grow(cluster, "many-1", "2Gi");
+    wait_grown(cluster, "many-0", "2Gi");
+    wait_grown(cluster, "many-1", "2Gi");
+    // One that grows while all that could see its end die.
+    many.faults(&json!({"NodeExpandVolume": {"handle": "many-5", "hang": true}}));
+    grow(cluster, "many-5", "2Gi");
+    wait_until("the driver is asked to let it grow", seconds(60), || {
+        many.calls()
+            .iter()
+            .any(|c| c["method"] == "NodeExpandVolume>" && c["request"]["volume_id"] == "many-5-handle")
+            .then_some(())
+    });
+    many.faults(&json!({}));
     for (what, agent, drivers) in [("the agent", true, false), ("the drivers", false, true), ("both", true, true)] {
         let published = many.answered("NodePublishVolume", "many-0-handle").len();
         if drivers {
@@ -93,6 +108,7 @@ pub(crate) fn twenty_pods(cluster: &mut Cluster) {
             (now == in_use).then_some(())
         });
     }
+    wait_grown(cluster, "many-5", "2Gi");
     // A container that ends is started again with its volumes; one that starts while nobody answers waits for them.
     let pod = cluster.pod("many-3").unwrap();
     cluster.exec(&pod, "c", &["sh", "-c", "echo data > /v/file; kill 1"]);

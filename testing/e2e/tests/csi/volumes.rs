@@ -350,3 +350,92 @@ pub(crate) fn a_block_volume_is_a_device(cluster: &mut Cluster) {
     cluster.wait_gone("block", seconds(60));
     assert_nothing_left(cluster);
 }
+
+pub(crate) fn limits_change(cluster: &mut Cluster) {
+    let spec = json!({"attachRequired": true, "nodeAllocatableUpdatePeriodSeconds": 10});
+    let driver = Driver::start(cluster, "narrow.csi.test", &spec, &["--limit", "7"]);
+    let count = |entry: &Value| entry["allocatable"]["count"].clone();
+    assert_eq!(count(&driver.wait_registered(cluster)), 7);
+    fs::write(driver.data.join("limit"), "4").unwrap();
+    wait_until("the CSINode has the new limit", seconds(60), || {
+        (count(&driver.wait_registered(cluster)) == 4).then_some(())
+    });
+    // An attachment that fails for want of room: the pod cannot stay here, and the driver is asked again at once.
+    claim(cluster, "narrow.csi.test", "surplus", &json!({}));
+    cluster.run(&crate::faults::one("surplus", "surplus"));
+    let path = "/apis/storage.k8s.io/v1/volumeattachments";
+    wait_until("it is being attached", seconds(60), || {
+        let all = cluster.api().list(path).unwrap();
+        let name = all.iter().find(|a| a["spec"]["attacher"] == "narrow.csi.test")?["metadata"]["name"].clone();
+        let full = json!({"status": {"attached": false, "attachError": {"time": "2026-01-01T00:00:00Z", "message": "full", "errorCode": 8}}});
+        cluster.api().merge(&format!("{path}/{}/status", name.as_str()?), &full).ok()
+    });
+    let refused = wait_until("the pod is refused", seconds(180), || {
+        cluster.pod("surplus").filter(|p| p["status"]["phase"] == "Failed")
+    });
+    let status = &refused["status"];
+    assert_eq!(status["reason"], "VolumeAttachmentLimitExceeded");
+    let text = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[v], unattached volumes=[v], failed to \
+        process volumes=[]: context deadline exceeded";
+    assert_eq!(status["message"], format!("Pod was rejected: {text}"));
+    wait_until("it is told", seconds(20), || {
+        let told = ("VolumeAttachmentLimitExceeded".to_owned(), text.to_owned());
+        cluster.events("surplus").contains(&told).then_some(())
+    });
+    cluster.delete("surplus");
+    cluster.wait_gone("surplus", seconds(60));
+    assert_nothing_left(cluster);
+}
+
+/// Kubernetes' own driver for tests, built from its Go module: another hand's reading of the interface.
+pub(crate) fn mock_driver(cluster: &mut Cluster) {
+    let program = rig::lab().join("bin/mock-csi-driver");
+    if !program.is_file() {
+        println!("skipped: not built: lab/build-reference mock-csi-driver");
+        return;
+    }
+    let object = json!({"metadata": {"name": "mock.csi.test"}, "spec": {"attachRequired": false}});
+    cluster.api().delete("/apis/storage.k8s.io/v1/csidrivers/mock.csi.test", &Value::Null).unwrap();
+    cluster.api().create("/apis/storage.k8s.io/v1/csidrivers", &object).unwrap();
+    let (socket, registry) =
+        (cluster.node.dir().join("mock.sock"), cluster.node.root().join("plugins_registry/mock.sock"));
+    let log_file = cluster.node.dir().join("mock.log");
+    let mut child = std::process::Command::new(program)
+        .arg("--socket")
+        .arg(&socket)
+        .arg("--registry")
+        .arg(&registry)
+        .stderr(fs::File::create(&log_file).unwrap())
+        .spawn()
+        .unwrap();
+    let log = || fs::read_to_string(&log_file).unwrap_or_default();
+    wait_until("it is told that it is registered", seconds(30), || log().contains("registered: true").then_some(()));
+    // It knows the volumes 1 to 3.
+    let mock = json!({"csi": {"volumeHandle": "1", "fsType": "ext4"}});
+    claim(cluster, "mock.csi.test", "mock", &mock);
+    cluster.run(&crate::faults::one("mock", "mock"));
+    cluster.wait_running("mock");
+    crate::growth::grow(cluster, "mock", "200Gi");
+    crate::growth::wait_grown(cluster, "mock", "200Gi");
+    let summary = cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{NODE}/proxy/stats/summary")]);
+    assert!(summary.status.success(), "{}", String::from_utf8_lossy(&summary.stderr));
+    cluster.delete("mock");
+    cluster.wait_gone("mock", seconds(60));
+    assert_nothing_left(cluster);
+    wait_until("it is unstaged", seconds(30), || log().contains("NodeUnstageVolume").then_some(()));
+    let _ = child.kill();
+    let _ = child.wait();
+    let _ = fs::remove_file(&registry);
+    let text = log();
+    for call in [
+        "NodeGetInfo",
+        "NodeGetCapabilities",
+        "NodeStageVolume",
+        "NodePublishVolume",
+        "NodeExpandVolume",
+        "NodeUnpublishVolume",
+    ] {
+        assert!(text.contains(call), "{call} is missing:\n{text}");
+    }
+    assert!(!text.contains("rpc error"), "it refused something:\n{text}");
+}

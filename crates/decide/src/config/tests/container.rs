@@ -144,7 +144,7 @@ fn stop_signal_is_gated() {
 #[test]
 fn volume_mounts() {
     let mut node = node();
-    node.selinux = true;
+    node.selinux = Some(String::new());
     let mut f = facts(&node);
     f.volumes = BTreeMap::from([
         ("data".to_string(), VolumeFact { selinux_relabel: true, ..host("/vol/data") }),

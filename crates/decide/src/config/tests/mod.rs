@@ -22,7 +22,7 @@ pub(super) fn list(items: &[(&str, &str)]) -> ResourceList {
 }
 
 /// A node with cgroup v2, 8 GiB, 4 CPUs.
-pub(super) fn node() -> NodeFacts {
+pub(crate) fn node() -> NodeFacts {
     NodeFacts {
         pod_logs_dir: "/var/log/pods".into(),
         host_ips: Some(vec!["192.0.2.1".into(), "2001:db8::1".into()]),
@@ -39,7 +39,7 @@ pub(super) fn node() -> NodeFacts {
         memory_qos: None,
         seccomp_default: false,
         seccomp_dir: "/var/lib/kubelet/seccomp".into(),
-        selinux: false,
+        selinux: None,
         thermal_throttle_paths: vec!["/sys/devices/system/cpu/cpu0/thermal_throttle".into()],
         gates: Gates::default(),
     }
