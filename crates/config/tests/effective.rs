@@ -305,23 +305,19 @@ fn all_errors_are_told_and_the_rest_is_used() {
 fn unsupported_things_are_named() {
     let base = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
     let loaded = with_file(
-        &format!("{base}cpuManagerPolicy: static\nshutdownGracePeriod: 10s\nfeatureGates: {{PodsAPI: true}}\n"),
-        &["--runtime-cgroups=/runtime"],
+        &format!("{base}cpuManagerPolicy: static\nvolumePluginDir: /v\nfeatureGates: {{PodsAPI: true}}\n"),
+        &[],
     );
     let told: Vec<_> = loaded.findings.iter().map(|f| (f.severity, f.path.as_str())).collect();
     assert_eq!(
         told,
         [
             (Severity::Error, "cpuManagerPolicy"),
-            (Severity::Warning, "shutdownGracePeriod"),
+            (Severity::Warning, "volumePluginDir"),
             (Severity::Warning, "featureGates.PodsAPI"),
-            (Severity::Warning, "--runtime-cgroups"),
         ]
     );
-    let quiet = with_file(
-        &format!("{base}cpuManagerPolicy: none\nshutdownGracePeriod: 0s\n"),
-        &["--kubeconfig=", "--node-labels="],
-    );
+    let quiet = with_file(&format!("{base}cpuManagerPolicy: none\n"), &["--kubeconfig=", "--node-labels="]);
     assert!(!quiet.has_errors());
 }
 

@@ -5,8 +5,10 @@
 //! seeds matter. An input that fails is written to `testing/fuzz/found` and named; put into the corpus, it is tried by `cargo test -p fuzz`
 //! for good.
 //!
-//!     cargo xtask fuzz --seconds 60          # all targets
-//!     cargo xtask fuzz logs --seconds 600    # one
+//! ```text
+//! cargo xtask fuzz --seconds 60          # all targets
+//! cargo xtask fuzz logs --seconds 600    # one
+//! ```
 //!
 //! A new target is a function and one entry in [`TARGETS`].
 

@@ -189,6 +189,8 @@ impl Pair {
                 KillReason::RestartAllContainers => {
                     restart::restart_all(&self.pod, &self.observed, RestartGates::default())
                 }
+                // Nobody here asks for other resources.
+                KillReason::Resize => false,
                 // No plan's: what a hook or the pod's end does.
                 KillReason::PostStartHook | KillReason::PodEnding => false,
             };

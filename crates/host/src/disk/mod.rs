@@ -206,7 +206,6 @@ pub(crate) mod testing {
 #[cfg(test)]
 mod tests {
     use super::testing::{log, tools};
-    use super::*;
 
     #[test]
     fn only_an_empty_disk_is_formatted() {
