@@ -72,8 +72,10 @@ pub struct Rules {
 /// A pod that was admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Admitted {
-    /// Pods that must be ended first to make room for it, as `Preempting`.
+    /// Pods that must be ended to make room for it, as `Preempting`.
     pub preempt: Vec<PodUid>,
+    /// The first resource of which there was not enough; empty: there was of all.
+    pub lacked: String,
 }
 
 /// What one admitted pod holds.
@@ -118,6 +120,10 @@ impl Ledger {
         }
         if rules.shutting_down {
             return Err(Refusal::new("NodeShutdown", "Pod was rejected as the node is shutting down."));
+        }
+        // Their room is the newcomer's from now on: nobody else may count on it.
+        for uid in &admitted.preempt {
+            self.release(uid);
         }
         self.used.add(&entry.requests);
         self.pods.insert(pod.uid().clone(), entry);
@@ -211,7 +217,10 @@ impl Ledger {
             let needed: Vec<(String, i64)> =
                 shortages.iter().map(|s| (s.resource.clone(), s.requested - (s.capacity - s.used))).collect();
             return match self.victims(entry, &needed) {
-                Ok(preempt) => Ok(Admitted { preempt }),
+                Ok(preempt) => {
+                    let lacked = needed.first().map(|(resource, _)| resource.clone()).unwrap_or_default();
+                    Ok(Admitted { preempt, lacked })
+                }
                 Err(e) => Err(Refusal::new(
                     "UnexpectedAdmissionError",
                     format!("Unexpected error while attempting to recover from admission failure: {e}"),
@@ -225,9 +234,11 @@ impl Ledger {
     }
 }
 
-/// A node under pressure takes critical pods only; under memory pressure alone also those that ask for something or tolerate it.
+/// A node under pressure takes critical pods only; under memory pressure alone also those that ask for something or tolerate it. A pod that runs
+/// here already, under an earlier agent, is no news: whether it must go is for eviction to say.
 fn pressure(pod: &DesiredPod, entry: &Entry, node: &NodeFacts) -> Result<(), Refusal> {
-    if node.pressures.is_empty() || entry.critical {
+    let runs = pod.stored_status().and_then(|s| s.phase.as_deref()) == Some("Running");
+    if node.pressures.is_empty() || entry.critical || runs {
         return Ok(());
     }
     if node.pressures == ["MemoryPressure"] {

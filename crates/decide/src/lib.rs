@@ -7,6 +7,7 @@ pub mod backoff;
 pub mod config;
 pub mod credentials;
 pub mod csi;
+pub mod eviction;
 pub mod gc;
 pub mod node;
 pub mod observe;

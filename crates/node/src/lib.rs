@@ -15,6 +15,7 @@
 //! the node's graceful shutdown ([`shutdown`]).
 
 mod csi_node;
+pub mod eviction;
 pub mod images;
 mod keeper;
 mod lease;

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::admission::{Ledger, NodeFacts, Refusal, Rules};
+use decide::admission::{Admitted, Ledger, NodeFacts, Refusal, Rules};
 use decide::resources::ResourceList;
 use manifest::checkpoint::{self, PodAllocation};
 use model::api::{Node, ResourceRequirements, Taint};
@@ -31,8 +31,9 @@ const ACTUATED_DELAY: Duration = Duration::from_millis(200);
 
 enum Request {
     Node(Box<Seen>),
+    Pressures(Vec<String>),
+    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Verdict>>),
     ShuttingDown(bool),
-    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<(), Refusal>>>),
     Actuated(PodUid, String, Box<ResourceRequirements>),
     Ended(PodUid),
     Release(PodUid),
@@ -46,13 +47,16 @@ struct Seen {
     allocatable: ResourceList,
 }
 
+/// What becomes of a pod.
+pub type Verdict = Result<Admitted, Refusal>;
+
 /// The way to the ledger's owner.
 #[derive(Clone)]
 pub struct AdmitHandle(mpsc::Sender<Request>);
 
 impl AdmitHandle {
     /// Admits pods in this order; one verdict each. When the owner is gone (the agent stops), every pod is refused.
-    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Result<(), Refusal>> {
+    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Verdict> {
         let count = pods.len();
         let (reply, answer) = oneshot::channel();
         let sent = self.0.send(Request::Admit(pods, reply)).await;
@@ -79,6 +83,11 @@ impl AdmitHandle {
                 .collect(),
         };
         let _ = self.0.send(Request::Node(Box::new(seen))).await;
+    }
+
+    /// From now on the node is under these pressures (`MemoryPressure`, …), in any order.
+    pub async fn pressures(&self, pressures: Vec<String>) {
+        let _ = self.0.send(Request::Pressures(pressures)).await;
     }
 
     /// While the node shuts down no pod is admitted.
@@ -201,7 +210,7 @@ impl Admitter {
                         self.allocated.insert(pod.uid().to_string(), allocation(pod));
                         self.allocated_dirty = true;
                     }
-                    verdicts.push(verdict.map(|_| ()));
+                    verdicts.push(verdict);
                 }
                 // Written before the worker may act on it.
                 self.save().await;
@@ -212,6 +221,10 @@ impl Admitter {
                 self.node.taints = seen.taints;
                 // What the object does not tell yet is as this host found it.
                 self.node.allocatable.extend(seen.allocatable);
+            }
+            Request::Pressures(mut pressures) => {
+                pressures.sort();
+                self.node.pressures = pressures;
             }
             Request::ShuttingDown(now) => self.rules.shutting_down = now,
             Request::Actuated(uid, container, resources) => {

@@ -11,13 +11,14 @@
 //! - A static pod waits while another UID of its full name still runs, in a worker or only in the runtime.
 //! - Runtime pods that no source wants are ended once every source has spoken and the runtime was listed.
 //!
-//! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16) and finished workers (256), both drained here without waiting for a
+//! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16), pods that the node ends (64) and finished workers (256), all drained here without waiting for a
 //! worker. Admission is the only thing waited for; it answers within one disk write.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use decide::admission::Admitted;
 use decide::resources::{self, QosClass, QosDemand, qos_class};
 use decide::status::{self, Rejection};
 use model::pod::{DesiredPod, PodSource, PodUid};
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::admit::AdmitHandle;
+use crate::ends::{self, Disruption, EndPod, Failing, PodEnds};
 use crate::pleg::{RuntimePod, RuntimePods};
 use crate::ports::{Tasks, sleep_until};
 use crate::registry::{PodEntry, WorkerState};
@@ -41,6 +43,11 @@ const HOUSEKEEPING: Duration = Duration::from_secs(60);
 const QOS_DELAY: Duration = Duration::from_millis(100);
 /// The QoS levels are written this often in any case: pods also end by themselves.
 const QOS_PERIOD: Duration = Duration::from_secs(60);
+
+/// Reason of the status and the event of a pod that makes room for a critical one.
+const PREEMPTING: &str = "Preempting";
+/// Their message.
+const PREEMPTED: &str = "Preempted in order to admit critical pod";
 
 /// A worker and how to reach it.
 struct Held {
@@ -69,6 +76,9 @@ pub struct Dispatcher {
     /// Pods that wait for a full name to become free.
     queued: HashMap<String, Vec<PodUid>>,
     runtime: watch::Receiver<RuntimePods>,
+    ends_tx: PodEnds,
+    /// Pods that the node ends.
+    ends: mpsc::Receiver<EndPod>,
     done_tx: mpsc::Sender<PodUid>,
     done: mpsc::Receiver<PodUid>,
     /// True from the moment at which all sources have spoken.
@@ -88,6 +98,7 @@ impl Dispatcher {
         runtime: watch::Receiver<RuntimePods>,
     ) -> Self {
         let (done_tx, done) = mpsc::channel(256);
+        let (ends_tx, ends) = ends::channel();
         Self {
             deps,
             admit,
@@ -101,6 +112,8 @@ impl Dispatcher {
             ended: HashMap::new(),
             queued: HashMap::new(),
             runtime,
+            ends_tx,
+            ends,
             done_tx,
             done,
             all_seen: watch::Sender::new(false),
@@ -111,6 +124,11 @@ impl Dispatcher {
     /// Whether every source has spoken.
     pub fn all_seen(&self) -> watch::Receiver<bool> {
         self.all_seen.subscribe()
+    }
+
+    /// The way to end pods for the node's sake.
+    pub fn ends(&self) -> PodEnds {
+        self.ends_tx.clone()
     }
 
     /// Runs until stopped.
@@ -139,6 +157,7 @@ impl Dispatcher {
                         self.take(update, &mut waiting).await;
                     }
                 }
+                Some(end) = self.ends.recv() => self.end_for_the_node(end),
                 Ok(()) = self.runtime.changed() => self.end_orphans(),
                 () = sleep_until(self.qos_due) => self.update_qos().await,
                 _ = housekeeping.tick() => {
@@ -338,14 +357,16 @@ impl Dispatcher {
         // What has run to its end takes no room and is not asked about; what is being deleted may still take some, whatever the answer.
         let (over, pods): (Vec<_>, Vec<_>) = pods.into_iter().partition(has_ended);
         let verdicts = self.admit.admit(pods.clone()).await;
-        let verdicts = pods.into_iter().zip(verdicts).map(|(p, v)| if p.is_deleting() { (p, Ok(())) } else { (p, v) });
-        let all: Vec<_> = over.into_iter().map(|p| (p, Ok(()))).chain(verdicts).collect();
+        let free = || Ok(Admitted::default());
+        let verdicts = pods.into_iter().zip(verdicts).map(|(p, v)| if p.is_deleting() { (p, free()) } else { (p, v) });
+        let all: Vec<_> = over.into_iter().map(|p| (p, free())).chain(verdicts).collect();
         for (pod, verdict) in all {
             let now = self.deps.clock.now();
             let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
             entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
             let intent = match verdict {
-                Ok(()) => {
+                Ok(admitted) => {
+                    self.preempt(&pod, &admitted);
                     info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
                     entry.mark(StepKind::Admit, "", StepResult::Done, now);
                     Intent::first(pod.clone())
@@ -383,6 +404,25 @@ impl Dispatcher {
         }
     }
 
+    /// Ends pods that have to make room for a critical one, whose room theirs is already; nobody waits for them.
+    fn preempt(&mut self, pod: &DesiredPod, admitted: &Admitted) {
+        for uid in &admitted.preempt {
+            let Some(victim) = self.desired(uid).cloned() else { continue };
+            info!(pod = victim.full_name(), uid = %uid, critical = pod.full_name(), "Preempting pod to free up resources");
+            self.deps.events.pod_warning(&victim, PREEMPTING, PREEMPTED);
+            self.deps.metrics.preempted(&admitted.lacked);
+            let failing = Failing {
+                reason: PREEMPTING.to_owned(),
+                message: PREEMPTED.to_owned(),
+                disruption: Some(Disruption {
+                    reason: decide::eviction::TERMINATION_BY_KUBELET.to_owned(),
+                    message: "Pod was preempted by Kubelet to accommodate a critical pod.".to_owned(),
+                }),
+            };
+            self.end_for_the_node(EndPod { uid: uid.clone(), failing, grace: None });
+        }
+    }
+
     fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent) {
         self.qos_soon();
         let uid = entry.uid.clone();
@@ -410,6 +450,13 @@ impl Dispatcher {
         // It waited for its name and never ran.
         for queue in self.queued.values_mut() {
             queue.retain(|u| u != uid);
+        }
+    }
+
+    /// Tells a worker that the node ends its pod.
+    fn end_for_the_node(&mut self, end: EndPod) {
+        if let Some(held) = self.workers.get(&end.uid) {
+            held.intent.send_modify(|intent| intent.fail(end.failing, end.grace));
         }
     }
 

@@ -1,5 +1,6 @@
 //! The way of events about pods to whoever keeps them. Recording never waits and never fails.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,11 +11,34 @@ use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
 pub trait EventSink: Send + Sync {
     /// Records one event; `kind` is `Normal` or `Warning`. Must not block.
     fn event(&self, about: &ObjectReference, kind: &'static str, reason: &str, message: &str);
+    /// Records one with annotations, where they are kept.
+    fn annotated(
+        &self,
+        about: &ObjectReference,
+        annotations: &BTreeMap<String, String>,
+        kind: &'static str,
+        reason: &str,
+        message: &str,
+    ) {
+        let _ = annotations;
+        self.event(about, kind, reason, message);
+    }
 }
 
 impl EventSink for cluster::events::Recorder {
     fn event(&self, about: &ObjectReference, kind: &'static str, reason: &str, message: &str) {
         Self::event(self, about, kind, reason, message);
+    }
+
+    fn annotated(
+        &self,
+        about: &ObjectReference,
+        annotations: &BTreeMap<String, String>,
+        kind: &'static str,
+        reason: &str,
+        message: &str,
+    ) {
+        Self::annotated(self, about, annotations, kind, reason, message);
     }
 }
 
@@ -42,6 +66,13 @@ impl Events {
     /// `Warning`, about the pod.
     pub fn pod_warning(&self, pod: &DesiredPod, reason: &str, message: &str) {
         self.send(pod, None, "Warning", reason, message);
+    }
+
+    /// `Warning`, about the pod, with annotations.
+    pub fn pod_annotated(&self, pod: &DesiredPod, annotations: &BTreeMap<String, String>, reason: &str, message: &str) {
+        if let Some(sink) = &self.0 {
+            sink.annotated(&reference(pod, None), annotations, "Warning", reason, message);
+        }
     }
 
     /// `Normal`, about one of its containers.

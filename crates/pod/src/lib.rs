@@ -6,6 +6,7 @@
 pub mod admit;
 pub mod dead;
 pub mod desired;
+pub mod ends;
 pub mod events;
 pub mod http;
 pub mod images;

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use decide::config::claims::ClaimedVolume;
 use decide::config::objects::VolumeFiles;
 use decide::csi::CsiVolume;
+use decide::eviction::LocalUsage;
 use jiff::{SignedDuration, Timestamp};
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
@@ -283,6 +284,17 @@ pub struct ContainerFiles {
     pub sub_paths: BTreeMap<usize, (String, String)>,
 }
 
+/// What of a pod is to be measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalStorage {
+    /// Volumes: emptyDirs on disk, and volumes of files.
+    pub volumes: Vec<String>,
+    /// Containers whose logs are to be measured; with any of them the hosts file too.
+    pub containers: Vec<String>,
+    /// Where the runtime keeps writable layers: whether that is on the node's file system.
+    pub layers_at: Option<PathBuf>,
+}
+
 /// The host as one pod sees it: cgroups, directories, volumes, logs. Every call may block for as long as the disk does; callers
 /// treat an error as "not done" and repeat, so each call is idempotent.
 #[async_trait]
@@ -309,8 +321,8 @@ pub trait PodHost: Send + Sync {
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()>;
     /// Unmounts the volumes of a pod that has ended but is still wanted by its source.
     async fn unmount_volumes(&self, uid: &PodUid) -> HostResult<()>;
-    /// Bytes that an emptyDir on disk takes.
-    async fn empty_dir_usage(&self, uid: &PodUid, volume: &str) -> HostResult<u64>;
+    /// What the pod takes of the node's disk; the layers are the runtime's to tell.
+    async fn local_storage(&self, pod: &DesiredPod, wanted: LocalStorage) -> HostResult<LocalUsage>;
     /// Pod directories that exist.
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>>;
     /// Makes the files that a container gets mounted.

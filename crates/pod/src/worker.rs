@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::admit::AdmitHandle;
+use crate::ends::Failing;
 use crate::events::Events;
 use crate::images::Images;
 use crate::objects::PodObjects;
@@ -89,11 +90,8 @@ pub enum EndReason {
     Completed,
     /// `activeDeadlineSeconds` is over.
     DeadlineExceeded,
-    /// It uses more than it may.
-    Evicted {
-        /// Message of the status: what of it is over which limit.
-        message: String,
-    },
+    /// The node ends it: it uses too much, or has to make room.
+    Failed(Failing),
 }
 
 impl Intent {
@@ -124,6 +122,23 @@ impl Intent {
         *self = match self {
             Self::Run(pod) => Self::End(Ending { pod: Some(pod.clone()), why, grace: None, gone: true, again: false }),
             Self::End(ending) => Self::End(Ending { gone: true, again: false, ..ending.clone() }),
+        };
+    }
+
+    /// The node ends it. One whose end began before only gets less time.
+    pub fn fail(&mut self, failing: Failing, grace: Option<i64>) {
+        *self = match self {
+            Self::Run(pod) => Self::End(Ending {
+                pod: Some(pod.clone()),
+                why: EndReason::Failed(failing),
+                grace,
+                gone: false,
+                again: false,
+            }),
+            Self::End(ending) => {
+                let grace = [ending.grace, grace].into_iter().flatten().min();
+                Self::End(Ending { grace, ..ending.clone() })
+            }
         };
     }
 
@@ -331,7 +346,10 @@ pub fn spawn(
 impl Worker {
     /// The pod's whole life. None when the agent stops before the pod is gone.
     async fn run(mut self) -> Option<()> {
-        self.syncing().await?;
+        if !self.recall_end().await {
+            self.syncing().await?;
+            self.keep_end().await;
+        }
         self.entry.view().state = WorkerState::Terminating;
         self.terminating().await?;
         self.entry.view().state = WorkerState::Terminated;
@@ -458,6 +476,19 @@ impl Worker {
         result.map_err(|e| e.text)
     }
 
+    /// The pod ended for the sake of others or of the node, under this agent or an earlier one.
+    fn makes_room(&self) -> bool {
+        let makes = |reason: &str| ["Evicted", "Preempting"].contains(&reason);
+        match &self.ending {
+            Some(EndReason::Failed(failing)) => makes(&failing.reason),
+            Some(EndReason::Completed) => self.intent.borrow().pod().is_some_and(|pod| {
+                let status = pod.stored_status().filter(|s| s.phase.as_deref() == Some("Failed"));
+                status.and_then(|s| s.reason.as_deref()).is_some_and(makes)
+            }),
+            _ => false,
+        }
+    }
+
     /// Unmounts, removes the pod's cgroup with whatever process is still in it, and with `gone` everything else that is left: containers, sandboxes, logs,
     /// directories. What the runtime cannot remove does not hold up the rest, and after [`REMOVALS`] tries not the pod either: the runtime still shows
     /// it, so it gets the worker of a pod that nobody wants, which goes on trying.
@@ -469,7 +500,9 @@ impl Worker {
         self.deps.images.forget(&uid);
         self.deps.objects.forget(&uid);
         self.followed = None;
-        let removed = if gone { self.remove_from_runtime().await } else { Ok(()) };
+        // Of a pod that had to make room nothing stays that takes any, not even its logs.
+        let makes_room = self.makes_room();
+        let removed = if gone || makes_room { self.remove_from_runtime().await } else { Ok(()) };
         self.deps.user_namespaces.release(&uid).await;
         self.step(StepKind::Cleanup, "", async {
             // Before anything of the pod's directory is touched: what lies behind these is not the pod's.
@@ -482,12 +515,18 @@ impl Worker {
             self.step(StepKind::RemoveCgroup, "", async { host.remove_pod_cgroup(&uid).await.map_err(|e| e.chain()) })
                 .await?;
         }
-        if gone {
+        if gone || makes_room {
             let (namespace, name) = {
                 let view = self.entry.view();
                 (view.namespace.clone(), view.name.clone())
             };
             host.remove_pod_logs(&namespace, &name, &uid).await.map_err(|e| e.chain())?;
+        }
+        if !gone && let Err(reason) = &removed {
+            // It is tried again when the pod goes.
+            self.note_failure("clean up", reason);
+        }
+        if gone {
             if let Err(reason) = removed {
                 self.not_removed += 1;
                 if self.ending == Some(EndReason::Orphan) || self.not_removed < REMOVALS {

@@ -33,17 +33,18 @@ pub(crate) struct Parts {
 }
 
 /// Makes the source of figures; nothing is collected yet.
-pub(crate) fn open(
+pub(crate) fn stats(
     config: &KubeletConfiguration,
     flags: &Flags,
     parts: Parts,
-    view: &View,
+    node_name: &str,
+    registry: &Arc<Registry>,
     metrics: &Arc<Metrics>,
-) -> Arc<dyn serve::Figures> {
+) -> Arc<Stats> {
     let proc = PathBuf::from(node::PROC);
     let system = system_groups(config, flags, &parts.layout, &proc);
     let settings = Settings {
-        node_name: view.node_name.clone(),
+        node_name: node_name.to_owned(),
         groups: GroupSettings {
             layout: parts.layout,
             kubepods: parts.kubepods,
@@ -57,17 +58,19 @@ pub(crate) fn open(
         node_root: PathBuf::from("/"),
         started: parts.started,
     };
+    let claims = KnownClaims { registry: registry.clone(), objects: parts.objects, known: Mutex::default() };
+    Arc::new(Stats::new(settings, parts.reader, Arc::new(claims), metrics.clone()))
+}
+
+/// The figures in the server's terms.
+pub(crate) fn open(flags: &Flags, stats: Arc<Stats>, view: &View, metrics: &Arc<Metrics>) -> Arc<dyn serve::Figures> {
     let counts = Counts {
         registry: view.registry.clone(),
         root: flags.root_dir().to_owned(),
         joined: view.api.is_some(),
         metrics: metrics.clone(),
     };
-    let claims = KnownClaims { registry: view.registry.clone(), objects: parts.objects, known: Mutex::default() };
-    Arc::new(Shown {
-        stats: Stats::new(settings, parts.reader, Arc::new(claims), metrics.clone()),
-        counts: Arc::new(counts),
-    })
+    Arc::new(Shown { stats, counts: Arc::new(counts) })
 }
 
 /// The groups of the system, as the configuration names them; the kubelet's own is found when it does not.
@@ -195,7 +198,7 @@ impl Counts {
 
 /// [`Stats`] as the server wants it.
 struct Shown {
-    stats: Stats,
+    stats: Arc<Stats>,
     counts: Arc<Counts>,
 }
 

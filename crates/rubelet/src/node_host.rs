@@ -3,6 +3,7 @@
 //! Every call runs on tokio's blocking threads, so a disk that hangs holds one pod's step and no task of the runtime. Calls are
 //! idempotent: what stands is kept, what is gone counts as removed.
 
+mod measure;
 mod volumes;
 
 use std::collections::HashSet;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use decide::eviction::LocalUsage;
 use decide::resources::{QosClass, qos_cgroup_name};
 use host::cgroup::CgroupManager;
 use host::fsx;
@@ -18,8 +20,8 @@ use jiff::tz::TimeZone;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use pod::ports::{
-    ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolumes, PodHost, VolumePayloads, VolumeResults,
-    error_chain,
+    ContainerFiles, ContainerPaths, HostError, HostResult, LocalStorage, MountedVolumes, PodHost, VolumePayloads,
+    VolumeResults, error_chain,
 };
 use tracing::warn;
 
@@ -190,9 +192,10 @@ impl PodHost for NodeHost {
         blocking("unmount volumes", move || volumes::take_down(&paths, &uid)).await
     }
 
-    async fn empty_dir_usage(&self, uid: &PodUid, volume: &str) -> HostResult<u64> {
-        let dir = volumes::empty_dir(&self.paths, uid, volume);
-        blocking(format!("measure {}", dir.display()), move || Ok(fsx::disk_usage(&dir)?.bytes)).await
+    async fn local_storage(&self, pod: &DesiredPod, wanted: LocalStorage) -> HostResult<LocalUsage> {
+        let (paths, pod) = (self.paths.clone(), pod.clone());
+        let action = format!("measure what pod {} takes of the disk", pod.uid());
+        blocking(action, move || Ok(measure::local_storage(&paths, &pod, &wanted))).await
     }
 
     async fn remove_pod_dir(&self, uid: &PodUid) -> HostResult<()> {

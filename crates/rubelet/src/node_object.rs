@@ -53,6 +53,8 @@ pub(crate) struct Parts {
     pub(crate) declared_features: Vec<String>,
     pub(crate) volumes_in_use: watch::Receiver<Arc<Vec<String>>>,
     pub(crate) drivers: watch::Receiver<Arc<Drivers>>,
+    pub(crate) pressures: watch::Receiver<Pressures>,
+    pub(crate) not_ready: watch::Receiver<Vec<String>>,
     pub(crate) events: Arc<dyn NodeEvents>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
@@ -94,11 +96,8 @@ pub(crate) fn start(
         // Read once: Go, too, reports the machine that it started on, until its devices change. The managers of devices write here.
         machine: watch::channel(Arc::new(machine(resources))).1,
         addresses: addresses(flags, name),
-        // Without eviction nothing measures shortages: "has no pressure" is what Go says too before its first measurement. The eviction
-        // manager writes here.
-        pressures: watch::channel(Pressures::default()).1,
-        // What else keeps a node from being ready has no source yet: the shutdown manager and the storage drivers write here.
-        not_ready: watch::channel(Vec::new()).1,
+        pressures: parts.pressures,
+        not_ready: parts.not_ready,
         drivers: Some(parts.drivers),
         volumes_in_use: parts.volumes_in_use,
         events,

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::node::eviction::{Eviction, EvictionPorts};
+use ::node::shutdown::ShutdownPorts;
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
 use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
@@ -45,10 +47,11 @@ use serve::{Bound, Checks, CriContainers, Health, Server};
 use telemetry::LogLimiter;
 use telemetry::klog;
 use telemetry::metrics::{BuildInfo, Metrics};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::credentials::{self, NodeKeyring, Places};
+use crate::eviction;
 use crate::figures;
 use crate::https;
 use crate::join::Cluster;
@@ -57,8 +60,11 @@ use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
 use crate::node_object::{self, Parts};
+use crate::oom;
 use crate::plugin_volumes::{self, ClusterVolumes};
 use crate::pod_cidr::PodCidr;
+use crate::reclaim;
+use crate::shutdown;
 use crate::startup;
 use crate::version;
 use crate::view::{ApiView, View};
@@ -240,14 +246,32 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         metrics: metrics.clone(),
         clock: clock.clone(),
     };
-    ::node::images::start(node::image_gc(&config), image_gc, &tasks);
+    let image_gc = ::node::images::start(node::image_gc(&config), image_gc, &tasks);
     let figures_parts = figures::Parts {
         reader: runtime.reader.clone(),
         objects: objects.clone(),
-        layout,
-        kubepods: kubepods_path,
+        layout: layout.clone(),
+        kubepods: kubepods_path.clone(),
         started: settings.agent_started,
     };
+    let stats = figures::stats(&config, &flags, figures_parts, &node_name, &registry, &metrics);
+    let places = eviction::Places {
+        root: flags.root_dir().to_owned(),
+        proc: PathBuf::from(node::PROC),
+        layout,
+        kubepods: config.cgroups_per_qos.then_some(kubepods_path),
+        split_disks: gates.enabled(Gate::KubeletSeparateDiskGC),
+    };
+    let eviction_ports = EvictionPorts {
+        figures: Arc::new(eviction::NodeFigures::new(places, runtime.reader.clone(), stats.clone())),
+        reclaim: Arc::new(reclaim::Unused { registry: registry.clone(), images: image_gc }),
+        admit: Arc::new(admit.clone()),
+        registry: registry.clone(),
+        events: events.clone(),
+        metrics: metrics.clone(),
+    };
+    // The node's first word about its pressures is true.
+    let mut eviction = Eviction::start(eviction::config(&config, &flags, &gates), eviction_ports).await?;
     let deps = Arc::new(PodDeps {
         images,
         objects,
@@ -262,7 +286,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         user_namespaces,
         reader: runtime.reader,
         mutator: runtime.mutator,
-        host,
+        host: host.clone(),
         plugins: Arc::new(plugin_volumes::Port(volumes.clone())),
         admit: admit.clone(),
         clock: clock.clone(),
@@ -278,6 +302,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let (updates_tx, updates) = mpsc::channel(16);
     let mut sources = sources(&config, &gates, &node_name, &clock, updates_tx.clone(), &tasks)?;
     let (mut api, mut node_object, mut node_view) = (None, None, None);
+    let (not_ready_out, not_ready) = watch::channel(Vec::new());
     if let Some(cluster) = &cluster {
         let parts = Parts {
             runtime: deps.reader.clone(),
@@ -286,10 +311,14 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             declared_features: node_object::declared_features(&gates),
             volumes_in_use: volumes.in_use(),
             drivers: drivers.registered(),
-            events: node_events,
+            pressures: eviction.pressures(),
+            not_ready,
+            events: node_events.clone(),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
+        eviction = eviction.with_node_events(parts.events.clone());
+        oom::start(parts.events.clone(), &tasks);
         let handles = node_object::start(cluster, &flags, &config, &node_name, &facts, parts, &tasks);
         startup::follow(handles.node.clone(), Path::new(node::PROC), &metrics, &tasks);
         let pod_api = Arc::new(cluster.client.clone());
@@ -311,8 +340,19 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let pods = cluster.follow_pods(&node_name, known, mirrors.clone(), clock.clone(), updates_tx, &tasks);
         api = Some(ApiView { client: cluster.client.clone(), node: handles.watching, pods });
     }
+    let shutdown_admit = admit.clone();
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     volumes.start(node_view, dispatcher.all_seen());
+    tasks.spawn_until_stop(eviction.run(dispatcher.ends()));
+    let shutdown_ports = ShutdownPorts {
+        service: Arc::new(shutdown::SystemLogind),
+        pods: Arc::new(shutdown::Workers { registry: registry.clone(), admit: shutdown_admit, ends: dispatcher.ends() }),
+        state: shutdown::ShutdownTimes::new(&gates, &host, flags.root_dir()),
+        events: node_events,
+        metrics: metrics.clone(),
+        clock: clock.clone(),
+    };
+    ::node::shutdown::start(shutdown::periods(&config, &gates), shutdown_ports, not_ready_out, &tasks);
     let registry_dir = flags.root_dir().join("plugins_registry");
     tasks.spawn(plugins::registration::run(registry_dir, vec![Arc::new(drivers)], tasks.stop().clone()));
     let view: Arc<View> = Arc::new(View {
@@ -326,7 +366,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         flags: flags.clone(),
     });
     let health = Health::new(view.clone(), metrics.clone(), Some(log));
-    let figures = figures::open(&config, &flags, figures_parts, &view, &metrics);
+    let figures = figures::open(&flags, stats, &view, &metrics);
     let secure = if config.enable_server {
         let needs = https::Needs {
             cluster: cluster.as_ref(),

@@ -5,6 +5,7 @@
 //!   control groups ─▶ groups ─┼─▶ summary   (/stats/summary)
 //!   file systems ─▶ storage ──┤   cadvisor  (/metrics/cadvisor)
 //!   volumes ─▶ storage ───────┘   resource  (/metrics/resource)
+//!                                 pods      (eviction)
 //! ```
 //!
 //! Nothing is collected while nobody asks. What is collected serves all who ask within [`SHARED`] (volumes: within the period of the
@@ -17,6 +18,7 @@
 mod cadvisor;
 mod groups;
 mod names;
+mod pods;
 mod resource;
 mod shared;
 mod storage;

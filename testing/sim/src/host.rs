@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use decide::config::names;
+use decide::eviction::LocalUsage;
 use jiff::Timestamp;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use pod::ports::{
-    ContainerFiles, ContainerPaths, HostError, HostResult, MountedVolume, MountedVolumes, PodHost, VolumePayloads,
-    VolumeResults,
+    ContainerFiles, ContainerPaths, HostError, HostResult, LocalStorage, MountedVolume, MountedVolumes, PodHost,
+    VolumePayloads, VolumeResults,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -259,8 +260,8 @@ impl PodHost for FakeHost {
         self.call("unmount_volumes", uid.as_str(), |s| s.mounts.retain(|(owner, _)| owner != uid)).await
     }
 
-    async fn empty_dir_usage(&self, uid: &PodUid, _volume: &str) -> HostResult<u64> {
-        self.call("empty_dir_usage", uid.as_str(), |_| 0).await
+    async fn local_storage(&self, pod: &DesiredPod, _wanted: LocalStorage) -> HostResult<LocalUsage> {
+        self.call("local_storage", pod.uid().as_str(), |_| LocalUsage::default()).await
     }
 
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {

@@ -13,12 +13,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cri::{CriResult, ExecOutput, RuntimeMutator, RuntimeReader};
 use cri_api::v1;
+use decide::eviction::LocalUsage;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
-use pod::ports::{ContainerFiles, ContainerPaths, HostResult, MountedVolumes, PodHost, VolumePayloads, VolumeResults};
+use pod::ports::{
+    ContainerFiles, ContainerPaths, HostResult, LocalStorage, MountedVolumes, PodHost, VolumePayloads, VolumeResults,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::check::Ask;
@@ -252,8 +255,8 @@ impl PodHost for Ports {
         let ask = Ask::TakeAway(uid.to_string(), "unmounting the volumes");
         self.change(format!("unmount_volumes {uid}"), Some(ask), self.world.host.unmount_volumes(uid)).await
     }
-    async fn empty_dir_usage(&self, uid: &PodUid, volume: &str) -> HostResult<u64> {
-        self.look(self.world.host.empty_dir_usage(uid, volume)).await
+    async fn local_storage(&self, pod: &DesiredPod, wanted: LocalStorage) -> HostResult<LocalUsage> {
+        self.look(self.world.host.local_storage(pod, wanted)).await
     }
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
         self.look(self.world.host.list_pod_dirs()).await

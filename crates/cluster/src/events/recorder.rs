@@ -1,5 +1,6 @@
 //! The way of an event from the room that saw something to the API server: never blocking, bounded, counted when dropped.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,7 +48,24 @@ impl Recorder {
 
     /// Records an event of type `Normal` or `Warning`. Never waits; a full queue drops it.
     pub fn event(&self, about: &ObjectReference, kind: &str, reason: &str, message: &str) {
-        let event = make(about, &self.component, &self.host, kind, reason, message, (self.wall)());
+        self.send(reason, make(about, &self.component, &self.host, kind, reason, message, (self.wall)()));
+    }
+
+    /// As [`Recorder::event`], with annotations.
+    pub fn annotated(
+        &self,
+        about: &ObjectReference,
+        annotations: &BTreeMap<String, String>,
+        kind: &str,
+        reason: &str,
+        message: &str,
+    ) {
+        let mut event = make(about, &self.component, &self.host, kind, reason, message, (self.wall)());
+        event.metadata.annotations = Some(annotations.clone()).filter(|a| !a.is_empty());
+        self.send(reason, event);
+    }
+
+    fn send(&self, reason: &str, event: Event) {
         if self.queue.try_send(event).is_err() {
             let before = self.dropped.fetch_add(1, Ordering::Relaxed);
             if before.is_multiple_of(100) {

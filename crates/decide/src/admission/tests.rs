@@ -291,6 +291,14 @@ fn pressure_turns_away_all_but_critical_ones() {
     );
     assert_eq!(of(&tolerant, &memory), "ok");
     assert_eq!(of(&pod_from(PodSource::File, "{}", r#"{"containers":[]}"#), &both), "ok");
+    // One that runs already, under an earlier agent, is not turned away.
+    let with_phase = |phase: &str| {
+        let mut object = best_effort.to_pod();
+        object.status = Some(model::api::PodStatus { phase: Some(phase.into()), ..Default::default() });
+        DesiredPod::new(object, PodSource::Api).unwrap()
+    };
+    assert_eq!(of(&with_phase("Running"), &both), "ok");
+    assert!(of(&with_phase("Pending"), &both).starts_with("Evicted: "));
 }
 
 #[test]
@@ -358,6 +366,10 @@ fn critical_pods_make_room() {
         "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: \
          error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 500), ]"
     );
+    // What makes room holds none any more.
+    let mut after = ledger.clone();
+    assert_eq!(judge(&mut after, &critical("1500m"), &node, &rules), "preempts [large]");
+    assert!(!after.holds(&PodUid::new("large")) && after.pods() == 2);
     // A third one fills the node: for a slot, the one that asks for nothing goes.
     assert_eq!(judge(&mut ledger, &asks("idle", "{}"), &node, &rules), "ok");
     assert_eq!(judge(&mut ledger, &critical("100m"), &node, &rules), "preempts [idle]");

@@ -60,6 +60,20 @@ impl NodeEvent {
         Self::normal(reason, format!("Node {node} status is now: {reason}"))
     }
 
+    /// Something runs short, and is about to be won back.
+    pub fn eviction_threshold_met(message: String) -> Self {
+        Self { kind: EventKind::Warning, reason: "EvictionThresholdMet", message }
+    }
+
+    /// The kernel killed a process because the node had no memory left.
+    pub fn system_oom(process: &str, pid: Option<u32>) -> Self {
+        let mut message = "System OOM encountered".to_owned();
+        if let Some(pid) = pid.filter(|pid| *pid != 0 && !process.is_empty()) {
+            message += &format!(", victim process: {process}, pid: {pid}");
+        }
+        Self { kind: EventKind::Warning, reason: "SystemOOM", message }
+    }
+
     /// The machine was started anew since the last status.
     pub fn rebooted(node: &str, boot_id: &str) -> Self {
         Self {

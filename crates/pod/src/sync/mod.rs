@@ -87,8 +87,8 @@ impl Worker {
             if matches!(phase.as_str(), "Succeeded" | "Failed") {
                 return Next::Ended;
             }
-            if let Some(message) = self.over_limit(pod).await {
-                return self.evict(pod, message);
+            if let Some(over) = self.over_limit(pod).await {
+                return self.evict(pod, over);
             }
             let plan = self.plan(pod, &observed);
             if self.note_waits(pod, &plan) {
@@ -198,7 +198,7 @@ impl Worker {
         self.at_rest = true;
         let settings = &self.deps.settings;
         let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
-        if limits::limited(pod).next().is_some() && settings.local_storage_isolation {
+        if self.is_limited(pod) {
             wait = wait.min(limits::PERIOD);
         }
         for at in [plan.wake_at, self.deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use decide::resources::qos_class;
 use decide::status::{self, Failure, Rejection, StatusInput, WaitingReason};
-use model::api::PodStatus;
+use model::api::{PodCondition, PodStatus};
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::plan::Plan;
 use model::pod::DesiredPod;
@@ -14,6 +14,7 @@ use telemetry::metrics::{ContainerCounts, Metrics};
 
 use super::start::container_type;
 use crate::desired::has_ended;
+use crate::ends::Failing;
 use crate::registry::{PodView, Running, WorkerState};
 use crate::worker::{EndReason, Worker};
 
@@ -30,6 +31,7 @@ impl Worker {
             })
             .collect();
         let failure = self.failure();
+        let disruption = self.disruption(pod);
         let probes = |id: &str| deps.prober.results(id);
         let (previous, state) = {
             let view = self.entry.view();
@@ -50,7 +52,7 @@ impl Worker {
             pod_resources: Some(&resources),
             ended: state != WorkerState::Syncing && !observed.anything_alive(),
             failure: failure.as_ref(),
-            extra_conditions: &[],
+            extra_conditions: &disruption,
             recursive_read_only: self.handler_features(handler).is_some_and(|f| f.recursive_read_only_mounts),
             agent_started: settings.agent_started,
             forget_on_restart: settings.forget_on_restart,
@@ -143,9 +145,26 @@ impl Worker {
                 reason: "DeadlineExceeded".to_owned(),
                 message: "Pod was active on the node longer than the specified deadline".to_owned(),
             }),
-            EndReason::Evicted { message } => Some(Failure { reason: "Evicted".to_owned(), message: message.clone() }),
+            EndReason::Failed(failing) => {
+                Some(Failure { reason: failing.reason.clone(), message: failing.message.clone() })
+            }
             EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => None,
         }
+    }
+
+    /// The condition of a pod that makes room for others or for the node (KEP-3329).
+    fn disruption(&self, pod: &DesiredPod) -> Vec<PodCondition> {
+        let Some(EndReason::Failed(Failing { disruption: Some(disruption), .. })) = &self.ending else {
+            return Vec::new();
+        };
+        vec![PodCondition {
+            type_: "DisruptionTarget".to_owned(),
+            status: "True".to_owned(),
+            reason: Some(disruption.reason.clone()),
+            message: Some(disruption.message.clone()),
+            observed_generation: pod.meta().generation,
+            ..PodCondition::default()
+        }]
     }
 
     /// The newest exit of each container.

@@ -45,11 +45,6 @@ const EPHEMERAL: [&str; 5] = [
     "kubernetes.io~secret",
 ];
 
-/// Where an emptyDir of a pod is.
-pub(super) fn empty_dir(paths: &Paths, uid: &PodUid, volume: &str) -> PathBuf {
-    paths.pod(uid).join("volumes").join(EMPTY_DIR).join(volume)
-}
-
 /// Makes the volumes of one pod.
 pub(super) struct Maker {
     pub(super) paths: Paths,

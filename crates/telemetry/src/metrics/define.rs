@@ -244,6 +244,22 @@ impl Metrics {
                 "Containers that ended, by exit code and reason.",
                 &["container_type", "exit_code", "reason"],
             )?,
+            evictions: on.counters(
+                "evictions",
+                "Pods evicted, by what they were evicted for.",
+                &["eviction_signal"],
+            )?,
+            eviction_stats_age: on.histograms(
+                "eviction_stats_age_seconds",
+                "Age of the figures by which a pod was chosen for eviction.",
+                &["eviction_signal"],
+                DEFAULT_BUCKETS,
+            )?,
+            preemptions: on.counters(
+                "preemptions",
+                "Pods that had to make room for a critical one, by what that one lacked.",
+                &["preemption_signal"],
+            )?,
             admission_rejections: on.counters(
                 "admission_rejections_total",
                 "Pods refused by this node, by reason.",

@@ -219,6 +219,9 @@ pub struct Metrics {
     started_containers_errors: CounterVec,
     terminated_containers: CounterVec,
     admission_rejections: CounterVec,
+    evictions: CounterVec,
+    eviction_stats_age: HistogramVec,
+    preemptions: CounterVec,
     memory_min: GaugeVec,
     memory_low: GaugeVec,
     shutdown_start: Gauge,
@@ -299,6 +302,21 @@ impl Metrics {
             }
             let _ = self.probe_duration.remove_label_values(&[&*probe_type, &*container, &*pod, &*namespace]);
         }
+    }
+
+    /// A pod was evicted for the sake of this signal (`memory.available`, `emptydirfs.limit`, …).
+    pub fn evicted(&self, signal: &str) {
+        self.evictions.with_label_values(&[signal]).inc();
+    }
+
+    /// How old the figures were by which a pod was chosen for eviction.
+    pub fn eviction_stats_age(&self, signal: &str, age: Duration) {
+        self.eviction_stats_age.with_label_values(&[signal]).observe(age.as_secs_f64());
+    }
+
+    /// A pod had to make room for a critical one that lacked this resource.
+    pub fn preempted(&self, resource: &str) {
+        self.preemptions.with_label_values(&[resource]).inc();
     }
 
     /// One CRI call, named as in the API (`RunPodSandbox`), its duration and whether it failed.

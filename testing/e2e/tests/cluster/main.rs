@@ -7,6 +7,7 @@ mod admission;
 mod connection;
 mod credentials;
 mod ends;
+mod eviction;
 mod figures;
 mod files;
 mod life;
@@ -98,6 +99,10 @@ fn main() -> ExitCode {
             by_a_deadline_are_told_when_nothing_runs_any_more
             that_a_restart_comes_into_are_not_cut_short
             of_pods_that_are_gone_leave_nothing;
+        eviction:
+            limits_of_local_storage
+            memory_of_the_pods
+            disk_and_inodes;
         files:
             by_sub_path_are_new_in_a_new_container_only
             change_all_at_once_and_always_have_their_owner
