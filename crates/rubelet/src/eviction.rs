@@ -240,7 +240,7 @@ fn inodes(fs: FilesystemFigures) -> Option<Observation> {
 }
 
 fn group(places: &Places, path: &str) -> Option<MemoryFigures> {
-    let read = places.layout.figures(path, &places.proc, Detail::Usage);
+    let read = places.layout.figures(path, &places.proc, Detail::Usage, &mut SmallFiles::default());
     read.inspect_err(|e| warn!(err = e.full(), group = path, "A control group cannot be read")).ok()??.memory
 }
 
