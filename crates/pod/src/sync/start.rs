@@ -161,15 +161,16 @@ impl Worker {
         let request = self.container_request(pod, ground, images, entry, image, start).await?;
         let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
-        if start.kind != ContainerKind::Ephemeral {
-            self.note_created(pod, entry).await;
-        }
         self.still_wanted()?;
         let create = deps.mutator.create_container(sandbox_id, request, sandbox.clone());
         let created = self.step(StepKind::Create, name, create).await;
         count_image_volumes(&deps.metrics, entry, images, created.as_ref().err());
         let id = created.map_err(|e| StartFailure::new("CreateContainerError", e))?;
         deps.events.normal(pod, name, "Created", "Container created");
+        if start.kind != ContainerKind::Ephemeral {
+            // Not before: what was only created is made anew by a new agent, what has a record and ended is not.
+            self.note_created(pod, entry).await;
+        }
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
         self.still_wanted()?;
