@@ -167,16 +167,16 @@ impl Worker {
         count_image_volumes(&deps.metrics, entry, images, created.as_ref().err());
         let id = created.map_err(|e| StartFailure::new("CreateContainerError", e))?;
         deps.events.normal(pod, name, "Created", "Container created");
-        if start.kind != ContainerKind::Ephemeral {
-            // Not before: what was only created is made anew by a new agent, what has a record and ended is not.
-            self.note_created(pod, entry).await;
-        }
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
         self.still_wanted()?;
         self.step(StepKind::Start, name, deps.mutator.start_container(&id))
             .await
             .map_err(|e| StartFailure { id: Some(id.clone()), ..StartFailure::new("RunContainerError", e) })?;
+        if start.kind != ContainerKind::Ephemeral {
+            // Not before: a new agent starts what has no record and does not run, and finds in the runtime what it was given when it does.
+            self.note_started(pod, entry).await;
+        }
         deps.events.normal(pod, name, "Started", "Container started");
         info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
         if let Err(e) = deps.host.link_log(pod, name, &id, restart_count).await {
