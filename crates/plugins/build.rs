@@ -4,7 +4,7 @@ const FOLDER: &str = "proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed={FOLDER}");
-    let descriptors = protox::compile(["csi.proto", "registration.proto"], [FOLDER])?;
+    let descriptors = protox::compile(["csi.proto"], [FOLDER])?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_transport(false)
@@ -17,5 +17,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ".csi.v1.NodeExpandVolumeRequest",
         ])
         .compile_fds(descriptors)?;
+    // Here the kubelet serves too; and a plugin's side is for tests.
+    let served = [
+        "deviceplugin.proto",
+        "dra.proto",
+        "dra_health.proto",
+        "podresources.proto",
+        "podresources_v1alpha1.proto",
+        "registration.proto",
+    ];
+    let descriptors = protox::compile(served, [FOLDER])?;
+    tonic_prost_build::configure().build_transport(false).btree_map(".").compile_fds(descriptors)?;
     Ok(())
 }

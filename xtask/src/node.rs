@@ -47,6 +47,7 @@ impl Node {
         let output = fs::File::create(&log)?;
         let mut command = rig::bound(program);
         command.arg("--config").arg(&file).arg("--root-dir").arg(&root).args(["--v", "2"]);
+        command.env("RUBELET_DEVICE_PLUGINS_DIR", "device-plugins");
         command.arg(format!("--cert-dir={}", dir.join("pki").display())).args(flags);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = rig::spawn(command).with_context(|| format!("cannot start {}", program.display()))?;

@@ -4,14 +4,20 @@
 
 pub mod admission;
 pub mod backoff;
+pub mod claims;
 pub mod config;
+pub mod cpus;
 pub mod credentials;
 pub mod csi;
+pub mod devices;
 pub mod disk;
 pub mod eviction;
 pub mod gc;
+pub mod memory;
 pub mod node;
+pub mod numa;
 pub mod observe;
+pub mod placement;
 pub mod plan;
 pub mod pleg;
 pub mod probe;

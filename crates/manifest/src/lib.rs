@@ -12,6 +12,7 @@ mod hash;
 mod image;
 mod json;
 mod load;
+pub mod managers;
 mod node;
 mod references;
 mod resources;

@@ -41,8 +41,8 @@ pub trait Handler: Send + Sync {
     fn kind(&self) -> &'static str;
     /// Takes the plugin, or one of the same name anew. The error is told to the plugin, and it is tried again.
     async fn register(&self, info: &PluginInfo) -> Result<(), String>;
-    /// Its socket is gone.
-    fn gone(&self, name: &str);
+    /// Its socket is gone; `endpoint` as it registered with.
+    fn gone(&self, name: &str, endpoint: &str);
 }
 
 /// What tells a socket from another one at the same path.
@@ -62,8 +62,8 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, Identity> {
     found
 }
 
-/// What came of a socket: which handler took which name.
-type Taken = Arc<Mutex<Option<(usize, String)>>>;
+/// What came of a socket: which handler took which name and endpoint.
+type Taken = Arc<Mutex<Option<(usize, String, String)>>>;
 
 struct Known {
     identity: Identity,
@@ -113,9 +113,9 @@ fn look(
         socket.stop.cancel();
         // A plugin that is replaced is registered anew, under whatever name it then has.
         let taken = socket.taken.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((handler, name)) = taken {
+        if let Some((handler, name, endpoint)) = taken {
             info!(socket = %path.display(), plugin = name, "A plugin's socket is gone");
-            handlers[handler].gone(&name);
+            handlers[handler].gone(&name, &endpoint);
         }
         false
     });
@@ -159,13 +159,16 @@ async fn try_register(
 ) -> Result<(), String> {
     let mut client = RegistrationClient::new(channel(path.to_owned()));
     let at = path.display();
-    let info = tokio::time::timeout(ANSWER, client.get_info(InfoRequest {}))
+    let mut info = tokio::time::timeout(ANSWER, client.get_info(InfoRequest {}))
         .await
         .map_or_else(|_| Err(RpcError::timed_out()), |answer| answer.map_err(RpcError::from))
         .map_err(|e| {
             format!("RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {at}, err: {e}")
         })?
         .into_inner();
+    if info.endpoint.is_empty() {
+        info.endpoint = path.display().to_string();
+    }
     let result = match handlers.iter().position(|h| h.kind() == info.r#type) {
         None => Err(format!(
             "RegisterPlugin error -- no handler registered for plugin type: {} at socket {at}",
@@ -176,9 +179,9 @@ async fn try_register(
                 // The socket may have gone meanwhile: then nobody else takes the plugin back.
                 let mut taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
                 if stop.is_cancelled() {
-                    handlers[at].gone(&info.name);
+                    handlers[at].gone(&info.name, &info.endpoint);
                 } else {
-                    *taken = Some((at, info.name.clone()));
+                    *taken = Some((at, info.name.clone(), info.endpoint.clone()));
                 }
                 Ok(())
             }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+pub use tonic::transport::Channel;
+use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
 /// Package `csi.v1`.
@@ -18,6 +19,30 @@ pub mod csi_v1 {
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod registration_v1 {
     tonic::include_proto!("pluginregistration");
+}
+
+/// Package `v1beta1`: device plugins.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod deviceplugin_v1beta1 {
+    tonic::include_proto!("v1beta1");
+}
+
+/// Package `v1`: the pod-resources socket.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod podresources_v1 {
+    tonic::include_proto!("v1");
+}
+
+/// Package `k8s.io.kubelet.pkg.apis.dra.v1`: drivers of resource claims.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod dra_v1 {
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// Package `v1alpha1`: the pod-resources socket, and the health of claimed devices.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod podresources_v1alpha1 {
+    tonic::include_proto!("v1alpha1");
 }
 
 /// Secrets are only told by their number.
@@ -36,7 +61,7 @@ macro_rules! without_secrets {
 without_secrets!(NodeStageVolumeRequest, NodePublishVolumeRequest, NodeExpandVolumeRequest);
 
 /// A channel to this socket that connects on first use, and again when the connection was lost. Must be called within a tokio runtime.
-pub(crate) fn channel(path: PathBuf) -> Channel {
+pub fn channel(path: PathBuf) -> Channel {
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
         let path = path.clone();
         async move {
@@ -70,6 +95,11 @@ pub struct RpcError {
 }
 
 impl RpcError {
+    /// gRPC's name of the code.
+    pub(crate) fn name(&self) -> &'static str {
+        code_name(self.code)
+    }
+
     /// No answer came in time.
     pub(crate) fn timed_out() -> Self {
         Self { code: tonic::Code::DeadlineExceeded as i32, message: "context deadline exceeded".to_owned() }

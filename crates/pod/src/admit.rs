@@ -1,7 +1,8 @@
 //! The owner of the node's ledger: admits one pod at a time, writes the allocation down, then releases the pod to its worker.
 //!
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queue: 64 requests; the dispatcher waits for answers, workers do not. A batch of admissions costs one
-//! checkpoint write. A checkpoint that cannot be written is logged and written with the next change: admission goes by the ledger in memory.
+//! checkpoint write. A pod that needs an answer of a plugin holds up no other: its room is booked, and its verdict comes later, within the deadline of
+//! the calls to plugins. A checkpoint that cannot be written is logged and written with the next change: admission goes by the ledger in memory.
 //!
 //! A pod that asks for other resources than it was given keeps a wish here ([`resize`]). Wishes are looked at when the dispatcher says so: at the wish, when
 //! room became free ([`AdmitHandle::freed`]), and from time to time.
@@ -30,7 +31,7 @@ use tracing::warn;
 
 use self::resize::Wish;
 pub use self::resize::{Change, Outcome, Resized};
-use crate::ports::{HostResult, PodHost, Tasks};
+use crate::ports::{HostResult, PodHost, ResourceManagers, Tasks};
 
 /// File name of the allocated checkpoint under the root directory.
 pub const ALLOCATED: &str = "allocated_pods_state";
@@ -43,7 +44,9 @@ enum Request {
     Node(Box<Seen>),
     Pressures(Vec<String>),
     ShuttingDown(bool),
-    Admit(Vec<DesiredPod>, oneshot::Sender<Vec<Result<Admission, Refusal>>>),
+    Admit(Vec<Candidate>, oneshot::Sender<Vec<Verdict>>),
+    /// The managers have given a pod what it asks for, or refused it.
+    Managed(PodUid, Result<(), Refusal>),
     Wish(DesiredPod, Timestamp, oneshot::Sender<Resized>),
     AddWish(DesiredPod),
     RenewWish(DesiredPod),
@@ -80,6 +83,24 @@ pub struct Admission {
     pub lacked: String,
 }
 
+/// A pod that asks to be admitted.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The pod.
+    pub pod: DesiredPod,
+    /// It runs since before this agent started.
+    pub alive: bool,
+}
+
+/// Whether a pod may run.
+#[derive(Debug)]
+pub enum Verdict {
+    /// It is decided.
+    Now(Result<Admission, Refusal>),
+    /// A plugin is being asked; its room on the node is taken meanwhile.
+    Later(oneshot::Receiver<Result<Admission, Refusal>>),
+}
+
 /// The way to the ledger's owner.
 #[derive(Clone)]
 pub struct AdmitHandle {
@@ -89,7 +110,7 @@ pub struct AdmitHandle {
 
 impl AdmitHandle {
     /// Admits pods in this order; one verdict each. When the owner is gone (the agent stops), every pod is refused.
-    pub async fn admit(&self, pods: Vec<DesiredPod>) -> Vec<Result<Admission, Refusal>> {
+    pub async fn admit(&self, pods: Vec<Candidate>) -> Vec<Verdict> {
         let count = pods.len();
         let (reply, answer) = oneshot::channel();
         let sent = self.requests.send(Request::Admit(pods, reply)).await;
@@ -97,8 +118,8 @@ impl AdmitHandle {
             (Ok(()), Ok(verdicts)) => verdicts,
             _ => {
                 let gone =
-                    Refusal { reason: "UnexpectedAdmissionError".into(), message: "the agent is stopping".into() };
-                vec![Err(gone); count]
+                    || Refusal { reason: "UnexpectedAdmissionError".into(), message: "the agent is stopping".into() };
+                (0..count).map(|_| Verdict::Now(Err(gone()))).collect()
             }
         }
     }
@@ -224,8 +245,24 @@ pub async fn restore(host: &dyn PodHost, root: &std::path::Path) -> Result<Resto
     Ok(restored)
 }
 
+/// A pod whose verdict waits for a plugin.
+struct Waiting {
+    pod: DesiredPod,
+    /// In the form that it is judged in.
+    form: DesiredPod,
+    /// What the ledger says of it.
+    booked: Result<Admitted, Refusal>,
+    reply: oneshot::Sender<Result<Admission, Refusal>>,
+}
+
 struct Admitter {
     ledger: Ledger,
+    managers: Arc<dyn ResourceManagers>,
+    /// By UID. Bounded by the pods that the sources hold.
+    waiting: BTreeMap<PodUid, Waiting>,
+    /// The way of the managers' answers back.
+    own: mpsc::WeakSender<Request>,
+    tasks: Tasks,
     node: NodeFacts,
     rules: Rules,
     host: Arc<dyn PodHost>,
@@ -247,6 +284,7 @@ pub fn start(
     rules: Rules,
     restored: Restored,
     host: Arc<dyn PodHost>,
+    managers: Arc<dyn ResourceManagers>,
     root: PathBuf,
     tasks: &Tasks,
 ) -> AdmitHandle {
@@ -254,6 +292,10 @@ pub fn start(
     let freed = Arc::new(Notify::new());
     let admitter = Admitter {
         ledger: Ledger::default(),
+        managers,
+        waiting: BTreeMap::new(),
+        own: tx.downgrade(),
+        tasks: tasks.clone(),
         node,
         rules,
         host,
@@ -291,12 +333,24 @@ impl Admitter {
         match request {
             Request::Admit(pods, reply) => {
                 let mut verdicts = Vec::with_capacity(pods.len());
-                for pod in &pods {
-                    verdicts.push(self.admit(pod));
+                for candidate in pods {
+                    verdicts.push(self.admit(candidate).await);
                 }
                 // Written before the worker may act on it.
                 self.save().await;
                 let _ = reply.send(verdicts);
+            }
+            Request::Managed(uid, given) => {
+                let Some(waiting) = self.waiting.remove(&uid) else {
+                    // It went while it was given something.
+                    if !self.ledger.holds(&uid) {
+                        self.managers.ended(&uid);
+                    }
+                    return;
+                };
+                let verdict = self.settle(&waiting.pod, &waiting.form, waiting.booked, given);
+                self.save().await;
+                let _ = waiting.reply.send(verdict);
             }
             Request::Node(seen) => {
                 self.node.labels = seen.labels;
@@ -347,9 +401,11 @@ impl Admitter {
                     allocations.retain(|uid, _| known.contains(&PodUid::new(uid.as_str())));
                     *dirty |= allocations.len() != before;
                 }
+                self.managers.retain(&known);
             }
             Request::Ended(uid) => {
                 self.wishes.remove(&uid);
+                self.managers.ended(&uid);
                 if self.ledger.holds(&uid) {
                     self.ledger.release(&uid);
                     self.room_is_free("pod_terminated");
@@ -358,6 +414,9 @@ impl Admitter {
             Request::Release(uid) => {
                 self.wishes.remove(&uid);
                 self.ledger.release(&uid);
+                self.managers.release(&uid);
+                // Nobody waits for its verdict any more.
+                self.waiting.remove(&uid);
                 self.room_is_free("pods_removed");
                 self.allocated_dirty |= self.allocated.remove(uid.as_str()).is_some();
                 self.actuated_dirty |= self.actuated.remove(uid.as_str()).is_some();
@@ -365,10 +424,9 @@ impl Admitter {
         }
     }
 
-    /// A pod that was given something before, by this agent or an earlier one, is judged with that.
-    fn admit(&mut self, pod: &DesiredPod) -> Result<Admission, Refusal> {
-        let uid = pod.uid();
-        let form = match self.allocated.get(uid.as_str()) {
+    /// The form that a pod is judged in: one that was given something before, by this agent or an earlier one, with that.
+    fn form(&self, pod: &DesiredPod) -> DesiredPod {
+        match self.allocated.get(pod.uid().as_str()) {
             Some(given) => {
                 let mut given = given.clone();
                 if !self.rules.resize.pod_level {
@@ -378,9 +436,67 @@ impl Admitter {
                 pod.given(&given, ResizeState::default())
             }
             None => pod.clone(),
+        }
+    }
+
+    /// Books the pod and has the managers give it what it asks for. In Go's order they come after the node's pressure and the sysctls and before
+    /// everything else, so that theirs is the reason when several are against it.
+    async fn admit(&mut self, Candidate { pod, alive }: Candidate) -> Verdict {
+        let form = self.form(&pod);
+        let booked = self.book(&form);
+        if let Err(refusal) = &booked
+            && matches!(refusal.reason.as_str(), "Evicted" | "SysctlForbidden")
+        {
+            return Verdict::Now(Err(refusal.clone()));
+        }
+        if !self.managers.may_wait(&form) {
+            let given = self.managers.allocate(&form, alive).await;
+            return Verdict::Now(self.settle(&pod, &form, booked, given));
+        }
+        let (reply, verdict) = oneshot::channel();
+        let (managers, own, asking) = (self.managers.clone(), self.own.clone(), form.clone());
+        self.tasks.spawn_until_stop(async move {
+            let given = managers.allocate(&asking, alive).await;
+            if let Some(own) = own.upgrade() {
+                let _ = own.send(Request::Managed(asking.uid().clone(), given)).await;
+            }
+        });
+        self.waiting.insert(pod.uid().clone(), Waiting { pod, form, booked, reply });
+        Verdict::Later(verdict)
+    }
+
+    /// The ledger's verdict. Of resources that the managers count, the Node's figures say nothing.
+    fn book(&mut self, form: &DesiredPod) -> Result<Admitted, Refusal> {
+        let counted: Vec<String> =
+            self.node.allocatable.keys().filter(|name| self.managers.counts(name)).cloned().collect();
+        let admitted = if counted.is_empty() {
+            self.ledger.admit(form, &self.node, &self.rules)
+        } else {
+            let mut node = self.node.clone();
+            node.allocatable.retain(|name, _| !counted.contains(name));
+            self.ledger.admit(form, &node, &self.rules)
         };
-        let Admitted { preempt, lacked } = self.ledger.admit(&form, &self.node, &self.rules)?;
-        let allocation = allocation_of(&form, self.rules.resize.init_containers);
+        admitted
+    }
+
+    /// Brings both verdicts together. What a refused pod got is taken back; what another one got is noted.
+    fn settle(
+        &mut self,
+        pod: &DesiredPod,
+        form: &DesiredPod,
+        booked: Result<Admitted, Refusal>,
+        given: Result<(), Refusal>,
+    ) -> Result<Admission, Refusal> {
+        let uid = pod.uid();
+        let Admitted { preempt, lacked } = match given.and(booked) {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                self.ledger.release(uid);
+                self.managers.ended(uid);
+                return Err(refusal);
+            }
+        };
+        let allocation = allocation_of(form, self.rules.resize.init_containers);
         let actuated = self.actuated.get(uid.as_str()).cloned().unwrap_or_default();
         let has = PodAllocation {
             pod_level: actuated.pod_level.clone().or_else(|| allocation.pod_level.clone()),

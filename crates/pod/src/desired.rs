@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use decide::admission::Refusal;
 use decide::resources::{self, QosClass, QosDemand, qos_class};
 use decide::status::{self, Rejection};
 use model::allocation::{PodAllocation, ResizeState};
@@ -29,7 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::admit::{Admission, AdmitHandle};
+use crate::admit::{Admission, AdmitHandle, Candidate, Verdict};
 use crate::ends::{self, Disruption, EndPod, Failing, PodEnds};
 use crate::pleg::{RuntimePod, RuntimePods};
 use crate::ports::{Tasks, sleep_until};
@@ -73,6 +74,9 @@ impl Held {
     }
 }
 
+/// A verdict that waited for a plugin, with its pod and the number of the question.
+type Admitted = (PodUid, u64, Result<Admission, Refusal>);
+
 /// The dispatcher's state.
 pub struct Dispatcher {
     deps: Arc<PodDeps>,
@@ -91,6 +95,11 @@ pub struct Dispatcher {
     ended: HashMap<PodUid, u64>,
     /// Pods that wait for a full name to become free.
     queued: HashMap<String, Vec<PodUid>>,
+    /// Pods whose verdict of admission waits for a plugin: the number of the question, and the pod's full name.
+    admitting: HashMap<PodUid, (u64, String)>,
+    admissions: u64,
+    admitted_tx: mpsc::Sender<Admitted>,
+    admitted: mpsc::Receiver<Admitted>,
     runtime: watch::Receiver<RuntimePods>,
     ends_tx: PodEnds,
     /// Pods that the node ends.
@@ -117,6 +126,7 @@ impl Dispatcher {
     ) -> Self {
         let (done_tx, done) = mpsc::channel(256);
         let (ends_tx, ends) = ends::channel();
+        let (admitted_tx, admitted) = mpsc::channel(256);
         Self {
             deps,
             admit,
@@ -129,6 +139,10 @@ impl Dispatcher {
             names: HashMap::new(),
             ended: HashMap::new(),
             queued: HashMap::new(),
+            admitting: HashMap::new(),
+            admissions: 0,
+            admitted_tx,
+            admitted,
             runtime,
             ends_tx,
             ends,
@@ -167,6 +181,7 @@ impl Dispatcher {
                 biased;
                 () = stop.cancelled() => return,
                 Some(uid) = self.done.recv() => self.worker_done(&uid).await,
+                Some((uid, question, verdict)) = self.admitted.recv() => self.admitted_later(&uid, question, verdict).await,
                 Some(update) = updates.recv() => {
                     let mut waiting = VecDeque::from([update]);
                     while let Ok(update) = updates.try_recv() {
@@ -213,7 +228,7 @@ impl Dispatcher {
             SourceUpdate::Remove(source, uid) => {
                 if let Some(pod) = self.sets.get_mut(&source).and_then(|set| set.remove(&uid)) {
                     info!(pod = pod.full_name(), uid = %uid, source = source.as_str(), "SyncLoop REMOVE");
-                    self.end(&uid, EndReason::Removed);
+                    self.end(&uid, EndReason::Removed).await;
                 }
             }
         }
@@ -290,7 +305,7 @@ impl Dispatcher {
         for (uid, pod) in &old {
             if !self.sets[&source].contains_key(uid) {
                 info!(pod = pod.full_name(), uid = %uid, source = source.as_str(), "SyncLoop REMOVE");
-                self.end(uid, EndReason::Removed);
+                self.end(uid, EndReason::Removed).await;
             }
         }
         let first = self.seen.insert(source);
@@ -305,7 +320,7 @@ impl Dispatcher {
         for uid in order {
             if set.again.contains(&uid) {
                 info!(uid = %uid, source = source.as_str(), "SyncLoop REMOVE, and back again");
-                self.end(&uid, EndReason::Removed);
+                self.end(&uid, EndReason::Removed).await;
                 starting.extend(self.offer(&uid, None).await);
                 continue;
             }
@@ -325,6 +340,10 @@ impl Dispatcher {
     /// until now.
     async fn offer(&mut self, uid: &PodUid, before: Option<&DesiredPod>) -> Option<DesiredPod> {
         let pod = self.desired(uid)?.clone();
+        if self.admitting.contains_key(uid) {
+            // Its newest form is started when the verdict comes.
+            return None;
+        }
         self.follow_wish(&pod, before).await;
         if let Some(held) = self.workers.get_mut(uid) {
             if !held.leaving {
@@ -380,59 +399,34 @@ impl Dispatcher {
         }
         // What has run to its end takes no room and is not asked about; what is being deleted may still take some, whatever the answer.
         let (over, pods): (Vec<_>, Vec<_>) = pods.into_iter().partition(has_ended);
-        let verdicts = self.admit.admit(pods.clone()).await;
-        let verdicts = pods.into_iter().zip(verdicts).map(|(p, v)| match v {
-            Err(_) if p.is_deleting() => (p, Ok(None)),
-            v => (p, v.map(Some)),
-        });
-        let all: Vec<_> = over.into_iter().map(|p| (p, Ok(None))).chain(verdicts).collect();
-        let wishes = all.iter().any(|(_, v)| matches!(v, Ok(Some(admission)) if admission.wishes));
-        for (pod, verdict) in all {
-            let now = self.deps.clock.now();
-            let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
-            entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
-            let mut admission = None;
-            let intent = match verdict {
-                Ok(admitted) => {
-                    if let Some(admitted) = &admitted {
-                        self.preempt(&pod, admitted);
-                    }
-                    info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
-                    entry.mark(StepKind::Admit, "", StepResult::Done, now);
-                    let form = admitted.as_ref().map(|a| pod.given(&a.allocation, a.resize.clone()));
-                    admission = admitted;
-                    Intent::first(form.unwrap_or_else(|| pod.clone()))
+        for pod in over {
+            self.admit.ended(pod.uid()).await;
+            self.begin(pod, Ok(None));
+        }
+        let alive: HashSet<PodUid> =
+            self.runtime.borrow().pods.iter().filter(|p| p.alive).map(|p| p.uid.clone()).collect();
+        let candidates = pods.iter().map(|pod| Candidate { pod: pod.clone(), alive: alive.contains(pod.uid()) });
+        let verdicts = self.admit.admit(candidates.collect()).await;
+        let mut wishes = false;
+        for (pod, verdict) in pods.into_iter().zip(verdicts) {
+            match verdict {
+                Verdict::Now(Err(_)) | Verdict::Later(_) if pod.is_deleting() => self.begin(pod, Ok(None)),
+                Verdict::Now(verdict) => {
+                    wishes |= verdict.as_ref().is_ok_and(|admission| admission.wishes);
+                    self.begin(pod, verdict.map(Some));
                 }
-                Err(refusal) => {
-                    warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
-                    self.deps.metrics.admission_rejected(&refusal.reason);
-                    self.deps.events.pod_warning(&pod, &refusal.reason, &refusal.message);
-                    entry.mark(
-                        StepKind::Admit,
-                        "",
-                        StepResult::Failed(format!("{}: {}", refusal.reason, refusal.message)),
-                        now,
-                    );
-                    let shown = Rejection {
-                        reason: &refusal.reason,
-                        message: &refusal.message,
-                        qos_class: qos_class(&pod, true).as_str(),
-                    };
-                    entry.view().status = status::rejected(&pod, &shown, now);
-                    Intent::End(Ending {
-                        pod: Some(pod.clone()),
-                        why: EndReason::Refused { reason: refusal.reason, message: refusal.message },
-                        grace: None,
-                        gone: false,
-                        again: false,
-                    })
+                Verdict::Later(verdict) => {
+                    self.admissions += 1;
+                    let (uid, question) = (pod.uid().clone(), self.admissions);
+                    self.admitting.insert(uid.clone(), (question, pod.full_name()));
+                    let out = self.admitted_tx.clone();
+                    self.tasks.spawn_until_stop(async move {
+                        if let Ok(verdict) = verdict.await {
+                            let _ = out.send((uid, question, verdict)).await;
+                        }
+                    });
                 }
-            };
-            self.start_worker(entry, pod.full_name(), intent, admission);
-            if pod.is_static() {
-                self.mirrors.own(&pod);
             }
-            self.deps.status.changed(&pod);
         }
         // Not before all of them are booked: what one wants more must not take another's room.
         if wishes {
@@ -459,6 +453,69 @@ impl Dispatcher {
         }
     }
 
+    /// The verdict that waited for a plugin is there.
+    async fn admitted_later(&mut self, uid: &PodUid, question: u64, verdict: Result<Admission, Refusal>) {
+        if self.admitting.get(uid).is_none_or(|(asked, _)| *asked != question) {
+            return;
+        }
+        self.admitting.remove(uid);
+        let Some(pod) = self.desired(uid).cloned() else { return };
+        let wishes = verdict.as_ref().is_ok_and(|admission| admission.wishes);
+        self.begin(pod, verdict.map(Some));
+        if wishes {
+            self.retry_wishes("pods_added").await;
+        }
+    }
+
+    /// Starts the worker of a pod about which admission has spoken; None: it was not asked, or what it said does not count.
+    fn begin(&mut self, pod: DesiredPod, verdict: Result<Option<Admission>, Refusal>) {
+        let now = self.deps.clock.now();
+        let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
+        entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
+        let mut admission = None;
+        let intent = match verdict {
+            Ok(admitted) => {
+                if let Some(admitted) = &admitted {
+                    self.preempt(&pod, admitted);
+                }
+                info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
+                entry.mark(StepKind::Admit, "", StepResult::Done, now);
+                let form = admitted.as_ref().map(|a| pod.given(&a.allocation, a.resize.clone()));
+                admission = admitted;
+                Intent::first(form.unwrap_or_else(|| pod.clone()))
+            }
+            Err(refusal) => {
+                warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
+                self.deps.metrics.admission_rejected(&refusal.reason);
+                self.deps.events.pod_warning(&pod, &refusal.reason, &refusal.message);
+                entry.mark(
+                    StepKind::Admit,
+                    "",
+                    StepResult::Failed(format!("{}: {}", refusal.reason, refusal.message)),
+                    now,
+                );
+                let shown = Rejection {
+                    reason: &refusal.reason,
+                    message: &refusal.message,
+                    qos_class: qos_class(&pod, true).as_str(),
+                };
+                entry.view().status = status::rejected(&pod, &shown, now);
+                Intent::End(Ending {
+                    pod: Some(pod.clone()),
+                    why: EndReason::Refused { reason: refusal.reason, message: refusal.message },
+                    grace: None,
+                    gone: false,
+                    again: false,
+                })
+            }
+        };
+        self.start_worker(entry, pod.full_name(), intent, admission);
+        if pod.is_static() {
+            self.mirrors.own(&pod);
+        }
+        self.deps.status.changed(&pod);
+    }
+
     fn start_worker(&mut self, entry: Arc<PodEntry>, full_name: String, intent: Intent, admission: Option<Admission>) {
         self.qos_soon();
         let uid = entry.uid.clone();
@@ -481,11 +538,17 @@ impl Dispatcher {
     }
 
     /// Tells a worker to end its pod for good.
-    fn end(&mut self, uid: &PodUid, why: EndReason) {
+    async fn end(&mut self, uid: &PodUid, why: EndReason) {
         if let Some(held) = self.workers.get_mut(uid) {
             held.leaving = true;
             held.intent.send_modify(|intent| intent.end(why));
             return;
+        }
+        if let Some((_, full_name)) = self.admitting.remove(uid) {
+            // Never started, so nothing of it is left but what it was given.
+            self.admit.release(uid.clone()).await;
+            let starting = self.free_name(&full_name, uid).await;
+            return self.admit_and_start(starting).await;
         }
         // It waited for its name and never ran.
         for queue in self.queued.values_mut() {
@@ -511,22 +574,30 @@ impl Dispatcher {
         self.ended.insert(uid.clone(), self.runtime.borrow().pass);
         self.qos_soon();
         self.admit.release(uid.clone()).await;
-        if let Some(holders) = self.names.get_mut(&held.full_name) {
-            holders.remove(uid);
-            if holders.is_empty() {
-                self.names.remove(&held.full_name);
-            }
-        }
-        let mut starting = Vec::new();
         if let Some(again) = self.desired(uid) {
             let is_static = again.is_static();
             self.deps.metrics.pod_restarted(is_static);
+        }
+        let starting = self.free_name(&held.full_name, uid).await;
+        self.admit_and_start(starting).await;
+    }
+
+    /// A pod of this name is no more. Gives those that may start now: the same one, when it is wanted again, and what waited for the name.
+    async fn free_name(&mut self, full_name: &str, uid: &PodUid) -> Vec<DesiredPod> {
+        if let Some(holders) = self.names.get_mut(full_name) {
+            holders.remove(uid);
+            if holders.is_empty() {
+                self.names.remove(full_name);
+            }
+        }
+        let mut starting = Vec::new();
+        if self.desired(uid).is_some() {
             starting.extend(self.offer(uid, None).await);
         }
-        for waiting in self.queued.remove(&held.full_name).unwrap_or_default() {
+        for waiting in self.queued.remove(full_name).unwrap_or_default() {
             starting.extend(self.offer(&waiting, None).await);
         }
-        self.admit_and_start(starting).await;
+        starting
     }
 
     async fn check_all_seen(&mut self) {

@@ -9,11 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use decide::admission::Refusal;
+use decide::config::DeviceFacts;
 use decide::config::claims::ClaimedVolume;
 use decide::config::objects::VolumeFiles;
 use decide::csi::CsiVolume;
 use decide::eviction::LocalUsage;
 use jiff::{SignedDuration, Timestamp};
+use model::api::ResourceStatus;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use rand::rngs::SmallRng;
@@ -276,6 +279,104 @@ impl PluginVolumes for NoPlugins {
     async fn unmount(&self, _: &PodUid) -> HostResult<()> {
         Ok(())
     }
+}
+
+/// What the managers of devices, CPUs and memory gave a container.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Grant {
+    /// What plugins add to its request.
+    pub devices: DeviceFacts,
+    /// CPUs that it may run on (`cpuset_cpus`); empty: all.
+    pub cpus: String,
+    /// NUMA nodes that its memory may come from (`cpuset_mems`); empty: all.
+    pub memory_nodes: String,
+    /// Its CPUs are its own.
+    pub exclusive_cpus: bool,
+}
+
+/// The managers of devices, CPUs and memory: their part of admission, and what a container gets of it. Calls that are not async never wait.
+#[async_trait]
+pub trait ResourceManagers: Send + Sync {
+    /// True when the managers, and not the Node's figures, say how much of this resource there is.
+    fn counts(&self, resource: &str) -> bool;
+    /// True when [`ResourceManagers::allocate`] may have to wait for others.
+    fn may_wait(&self, pod: &DesiredPod) -> bool;
+    /// Gives the pod's containers what they ask for, and writes it down. `alive`: the pod runs since before this agent. What was given to a pod that is
+    /// refused in the end is to be taken back with [`ResourceManagers::ended`].
+    async fn allocate(&self, pod: &DesiredPod, alive: bool) -> Result<(), Refusal>;
+    /// What the container has, just before it is created. The error is the waiting message.
+    async fn container(&self, pod: &DesiredPod, container: &ContainerEntry<'_>) -> Result<Grant, String>;
+    /// True when some container of the pod has CPUs of its own.
+    fn exclusive_cpus(&self, uid: &PodUid) -> bool;
+    /// True when this container has CPUs of its own.
+    fn own_cpus(&self, uid: &PodUid, container: &str) -> bool;
+    /// Health of a container's devices, for its status.
+    fn health(&self, pod: &DesiredPod, container: &str) -> Vec<ResourceStatus>;
+    /// Has the drivers of the pod's resource claims prepare them, before its sandbox is made. The error is an event's text.
+    async fn prepare(&self, pod: &DesiredPod) -> Result<(), String>;
+    /// True when the pod has claims that are to be taken back before it may be said to have ended.
+    fn has_claims(&self, uid: &PodUid) -> bool;
+    /// Has them taken back; nothing of the pod runs. An error is "not done yet": to be asked again.
+    async fn unprepare(&self, uid: &PodUid) -> Result<(), String>;
+    /// The pod runs nothing any more.
+    fn ended(&self, uid: &PodUid);
+    /// The pod is gone.
+    fn release(&self, uid: &PodUid);
+    /// Pods that are not among these are gone.
+    fn retain(&self, known: &BTreeSet<PodUid>);
+}
+
+/// A node that gives nobody anything in particular.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoManagers;
+
+#[async_trait]
+impl ResourceManagers for NoManagers {
+    fn counts(&self, _: &str) -> bool {
+        false
+    }
+
+    fn may_wait(&self, _: &DesiredPod) -> bool {
+        false
+    }
+
+    async fn allocate(&self, _: &DesiredPod, _: bool) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn container(&self, _: &DesiredPod, _: &ContainerEntry<'_>) -> Result<Grant, String> {
+        Ok(Grant::default())
+    }
+
+    fn exclusive_cpus(&self, _: &PodUid) -> bool {
+        false
+    }
+
+    fn own_cpus(&self, _: &PodUid, _: &str) -> bool {
+        false
+    }
+
+    fn health(&self, _: &DesiredPod, _: &str) -> Vec<ResourceStatus> {
+        Vec::new()
+    }
+
+    async fn prepare(&self, _: &DesiredPod) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn has_claims(&self, _: &PodUid) -> bool {
+        false
+    }
+
+    async fn unprepare(&self, _: &PodUid) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn ended(&self, _: &PodUid) {}
+
+    fn release(&self, _: &PodUid) {}
+
+    fn retain(&self, _: &BTreeSet<PodUid>) {}
 }
 
 /// What one container needs on disk before it is created.

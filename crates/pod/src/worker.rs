@@ -38,7 +38,7 @@ use crate::events::Events;
 use crate::images::Images;
 use crate::objects::PodObjects;
 use crate::pleg::Health;
-use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, Tasks, sleep_until};
+use crate::ports::{Clock, MountedVolumes, PluginVolumes, PodHost, Random, ResourceManagers, Tasks, sleep_until};
 use crate::prober::{Found, Prober};
 use crate::registry::{PodEntry, Registry, WorkerState};
 use crate::settings::Settings;
@@ -170,6 +170,8 @@ pub struct PodDeps {
     pub host: Arc<dyn PodHost>,
     /// Volumes of plugins.
     pub plugins: Arc<dyn PluginVolumes>,
+    /// Devices, CPUs and memory of containers.
+    pub managers: Arc<dyn ResourceManagers>,
     /// Images.
     pub images: Images,
     /// What pods take from the API server.

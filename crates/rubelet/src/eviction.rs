@@ -14,6 +14,7 @@ use decide::eviction::{Disks, Observation, Observations, PodUsage, Resource, Sig
 use futures::future::select_all;
 use host::cgroup::{CgroupLayout, Detail, MemoryFigures};
 use host::fsx::FilesystemFigures;
+use host::small_files::SmallFiles;
 use model::pod::PodUid;
 use node::eviction::{EvictionConfig, Figures, NodeReclaim};
 use node::images::ImageGc;

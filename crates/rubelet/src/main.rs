@@ -2,6 +2,7 @@
 
 mod agent;
 mod check;
+mod claims;
 mod cli;
 mod credentials;
 mod eviction;
@@ -10,6 +11,7 @@ mod figures;
 mod https;
 mod join;
 mod machine;
+mod managers;
 mod manifest_dir;
 mod node;
 mod node_host;

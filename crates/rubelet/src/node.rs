@@ -10,6 +10,7 @@ use config::{
 };
 use decide::admission;
 use decide::config::{self as requests, CgroupVersion};
+use decide::cpus::CpuSet;
 use decide::gc::images::ImageGcPolicy;
 use decide::resize::ResizeRules;
 use decide::resources::{
@@ -110,11 +111,23 @@ pub(crate) fn resources(
             nodefs_available: threshold("nodefs.available"),
         }
     };
-    let reservations = Reservations {
+    let mut reservations = Reservations {
         kube: resources::reserved_list(&config.kube_reserved)?,
         system: resources::reserved_list(&config.system_reserved)?,
         eviction,
     };
+    let reserved =
+        CpuSet::parse(&config.reserved_system_cpus).map_err(|e| format!("unable to parse reserved-cpus list: {e}"))?;
+    if !reserved.is_empty() {
+        let online: CpuSet = cpus.iter().filter_map(|cpu| u32::try_from(*cpu).ok()).collect();
+        if !reserved.is_subset(&online) {
+            let given = &config.reserved_system_cpus;
+            return Err(format!("reserved-cpus: {given} is not a subset of online-cpus: {online}").into());
+        }
+        info!(cpus = %reserved, "reservedSystemCPUs takes the place of the CPU in kubeReserved and systemReserved");
+        reservations.kube.remove("cpu");
+        reservations.system.insert("cpu".to_owned(), whole(reserved.len() as u64, Format::DecimalSI));
+    }
     resources::validate_reservations(&capacity, &reservations)?;
     let max_pids = host::proc::max_pids(proc)
         .inspect_err(|e| warn!(err = e.full(), "The node's number of processes is not known and will not be limited"))

@@ -1,5 +1,6 @@
 //! The node as the API server is to know it: gathers what [`node::start`] works with.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +9,11 @@ use cluster::Client;
 use cluster::events::Recorder;
 use config::{Flags, Gate, Gates, KubeletConfiguration};
 use cri::RuntimeReader;
+use decide::devices::Amount;
 use decide::node::csi::Drivers;
 use decide::node::{Identity, MachineFacts, NodeAddresses, NodeEvent, Pressures};
 use model::api::ObjectReference;
+use model::quantity::{Format, Quantity};
 use node::{NoEvents, NodeConfig, NodeEvents, NodeHandles, NodePorts};
 use pod::pleg::Health;
 use pod::ports::{Clock, Random, Tasks};
@@ -56,6 +59,10 @@ pub(crate) struct Parts {
     pub(crate) pressures: watch::Receiver<Pressures>,
     pub(crate) not_ready: watch::Receiver<Vec<String>>,
     pub(crate) events: Arc<dyn NodeEvents>,
+    /// Devices of plugins, by resource.
+    pub(crate) devices: watch::Receiver<Arc<BTreeMap<String, Amount>>>,
+    /// Nothing was written down about devices by an earlier agent.
+    pub(crate) new_machine: bool,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
 }
@@ -71,7 +78,7 @@ pub(crate) fn start(
     tasks: &Tasks,
 ) -> NodeHandles {
     let settings = NodeConfig {
-        identity: identity(flags, config, name),
+        identity: identity(flags, config, name, parts.new_machine),
         register: config.register_node,
         update_period: config.node_status_update_frequency,
         report_period: config.node_status_report_frequency,
@@ -93,8 +100,8 @@ pub(crate) fn start(
         runtime: parts.runtime,
         health: parts.health,
         images_changed: parts.images_changed,
-        // Read once: Go, too, reports the machine that it started on, until its devices change. The managers of devices write here.
-        machine: watch::channel(Arc::new(machine(resources))).1,
+        // Read once: Go, too, reports the machine that it started on, until its devices change.
+        machine: with_devices(machine(resources), parts.devices, tasks),
         addresses: addresses(flags, name),
         pressures: parts.pressures,
         not_ready: parts.not_ready,
@@ -130,7 +137,7 @@ fn hostname(flags: &Flags, name: &str) -> String {
     }
 }
 
-fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str) -> Identity {
+fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str, reset_extended_resources: bool) -> Identity {
     Identity {
         name: name.to_owned(),
         labels: flags.node_labels(),
@@ -143,8 +150,7 @@ fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str) -> Identit
         kubelet_version: version::KUBERNETES.to_owned(),
         port: config::port_number(config.port),
         controller_attaches: config.enable_controller_attach_detach,
-        // What others announced on this node goes on: there is no checkpoint of devices yet that could say that the machine is another.
-        reset_extended_resources: false,
+        reset_extended_resources,
     }
 }
 
@@ -163,6 +169,30 @@ fn machine(resources: &Resources) -> MachineFacts {
         os_image: machine.os_image,
         swap: machine.swap,
     }
+}
+
+/// The machine with the devices that plugins have.
+fn with_devices(
+    bare: MachineFacts,
+    mut devices: watch::Receiver<Arc<BTreeMap<String, Amount>>>,
+    tasks: &Tasks,
+) -> watch::Receiver<Arc<MachineFacts>> {
+    let whole = move |devices: &BTreeMap<String, Amount>| {
+        let mut machine = bare.clone();
+        let pieces = |n: usize| Quantity::from_value(i64::try_from(n).unwrap_or(i64::MAX), Format::DecimalSI);
+        for (name, amount) in devices {
+            machine.capacity.insert(name.clone(), pieces(amount.capacity));
+            machine.allocatable.insert(name.clone(), pieces(amount.allocatable));
+        }
+        Arc::new(machine)
+    };
+    let (out, machine) = watch::channel(whole(&devices.borrow_and_update()));
+    tasks.spawn_until_stop(async move {
+        while devices.changed().await.is_ok() {
+            out.send_replace(whole(&devices.borrow_and_update()));
+        }
+    });
+    machine
 }
 
 /// Finds the addresses anew at each call: a lease may run out, a network come late.

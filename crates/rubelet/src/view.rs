@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::managers::Managers;
 use cluster::Client;
 use cluster::reflect::ReflectorStatus;
 use config::Flags;
@@ -32,6 +33,7 @@ pub(crate) struct View {
     pub(crate) clock: Clock,
     pub(crate) configz: serde_json::Value,
     pub(crate) flags: Flags,
+    pub(crate) managers: Managers,
 }
 
 /// The way to the API server, as its watches show it.
@@ -105,6 +107,10 @@ impl NodeView for View {
     fn sync_loop_healthy(&self) -> Result<(), String> {
         let idle = self.registry.since_beat();
         if idle > SYNC_LOOP_LIMIT { Err("sync Loop took longer than expected".to_owned()) } else { Ok(()) }
+    }
+
+    fn device_plugins_healthy(&self) -> Result<(), String> {
+        self.managers.plugins().and_then(|plugins| plugins.problem()).map_or(Ok(()), Err)
     }
 
     fn configz(&self) -> serde_json::Value {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The right to change the runtime is the one `Arc<dyn RuntimeMutator>` below: workers hold it, image pulls and probes on their behalf, the
-//! log rotator and the teller of the pods' address range narrowed forms of it.
+//! log rotator, the keeper of the CPU pool and the teller of the pods' address range narrowed forms of it.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::managers::{ClaimObjects, CpusetSetter, NoClaims, keep_pool, serve_pod_resources};
 use ::node::eviction::{Eviction, EvictionPorts};
 use ::node::shutdown::ShutdownPorts;
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
@@ -50,12 +51,14 @@ use telemetry::metrics::{BuildInfo, Metrics};
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
+use crate::claims::ClusterClaims;
 use crate::credentials::{self, NodeKeyring, Places};
 use crate::eviction;
 use crate::figures;
 use crate::https;
 use crate::join::Cluster;
 use crate::machine::{self, AllPods};
+use crate::managers;
 use crate::manifest_dir::DiskManifests;
 use crate::node;
 use crate::node_host::{NodeHost, Paths};
@@ -152,12 +155,20 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     if let Err(e) = pod_cidr.give(&config.pod_cidr).await {
         warn!(err = &e as &dyn Error, cidr = config.pod_cidr, "Pod CIDR could not be given to the runtime");
     }
+    let claims: Arc<dyn ClaimObjects> = match &cluster {
+        Some(cluster) => ClusterClaims::start(&cluster.client, &node_name, &tasks),
+        None => Arc::new(NoClaims),
+    };
+    let given = managers::Given { config: &config, flags: &flags, gates: &gates, facts: &facts };
+    let managers = managers::start(given, claims, &registry, &metrics, &tasks).await?;
+    keep_pool(&managers, runtime.reader.clone(), CpusetSetter::new(runtime.mutator.clone()), &tasks);
     let restored = pod::admit::restore(&*host, flags.root_dir()).await?;
     let admit = pod::admit::start(
         node::admission_facts(&node_name, &flags, &facts, runtime.groups_policy),
         node::admission_rules(&config, &gates)?,
         restored,
         host.clone(),
+        Arc::new(managers.clone()),
         flags.root_dir().to_owned(),
         &tasks,
     );
@@ -305,6 +316,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         mutator: runtime.mutator,
         host: host.clone(),
         plugins: Arc::new(plugin_volumes::Port(volumes.clone())),
+        managers: Arc::new(managers.clone()),
         admit: admit.clone(),
         clock: clock.clone(),
         random,
@@ -331,6 +343,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             pressures: eviction.pressures(),
             not_ready,
             events: node_events.clone(),
+            devices: managers.amounts(),
+            new_machine: managers.new_machine(),
             clock: clock.clone(),
             random: deps.random.clone(),
         };
@@ -361,7 +375,11 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     tasks.spawn_until_stop(eviction.run(dispatcher.ends()));
     let shutdown_ports = ShutdownPorts {
         service: Arc::new(shutdown::SystemLogind),
-        pods: Arc::new(shutdown::Workers { registry: registry.clone(), admit: shutdown_admit, ends: dispatcher.ends() }),
+        pods: Arc::new(shutdown::Workers {
+            registry: registry.clone(),
+            admit: shutdown_admit,
+            ends: dispatcher.ends(),
+        }),
         state: shutdown::ShutdownTimes::new(&gates, &host, flags.root_dir()),
         events: node_events,
         metrics: metrics.clone(),
@@ -369,7 +387,12 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     };
     ::node::shutdown::start(shutdown::periods(&config, &gates), shutdown_ports, not_ready_out, &tasks);
     let registry_dir = flags.root_dir().join("plugins_registry");
-    tasks.spawn(plugins::registration::run(registry_dir, vec![Arc::new(drivers)], tasks.stop().clone()));
+    let mut handlers: Vec<Arc<dyn plugins::registration::Handler>> = vec![Arc::new(drivers)];
+    handlers.extend(managers.plugins().map(|p| Arc::new(p) as Arc<dyn plugins::registration::Handler>));
+    handlers.extend(managers.drivers().map(|d| Arc::new(d) as Arc<dyn plugins::registration::Handler>));
+    tasks.spawn(plugins::registration::run(registry_dir, handlers, tasks.stop().clone()));
+    let only_active = gates.enabled(Gate::KubeletPodResourcesListUseActivePods);
+    serve_pod_resources(&flags.root_dir().join("pod-resources"), &managers, registry.clone(), only_active, &tasks)?;
     let view: Arc<View> = Arc::new(View {
         node_name,
         registry,
@@ -379,6 +402,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         clock,
         configz: config::configz(&config),
         flags: flags.clone(),
+        managers,
     });
     let health = Health::new(view.clone(), metrics.clone(), Some(log));
     let figures = figures::open(&flags, stats, &view, &metrics);

@@ -21,13 +21,13 @@ pub enum Checks {
     /// `ping` alone: the process answers. The Go kubelet's healthz port does this, so that a hung runtime does not make a
     /// supervisor restart the agent.
     Ping,
-    /// `ping`, `log` and `syncloop`, as on the read-only port.
+    /// `ping`, `log`, `syncloop` and `device-plugin`, as on the read-only port.
     All,
 }
 
 impl Checks {
     fn names(self) -> &'static [&'static str] {
-        const ALL: [&str; 3] = ["ping", "log", "syncloop"];
+        const ALL: [&str; 4] = ["ping", "log", "syncloop", "device-plugin"];
         match self {
             Self::Ping => &ALL[..1],
             Self::All => &ALL,
@@ -72,6 +72,7 @@ impl Health {
                 _ => Ok(()),
             },
             "syncloop" => self.0.view.sync_loop_healthy(),
+            "device-plugin" => self.0.view.device_plugins_healthy(),
             _ => Ok(()),
         }
     }

@@ -54,6 +54,10 @@ pub trait NodeView: Send + Sync {
     /// # Errors
     /// Why the loop counts as stuck. Go's words: `sync Loop took longer than expected`.
     fn sync_loop_healthy(&self) -> Result<(), String>;
+    /// Why device plugins cannot register.
+    fn device_plugins_healthy(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// The configuration in force, as `/configz` shows it.
     fn configz(&self) -> serde_json::Value;

@@ -176,6 +176,7 @@ impl Node {
             .arg(self.root())
             .args(&self.flags)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env("RUBELET_DEVICE_PLUGINS_DIR", "device-plugins")
             .stdin(Stdio::null())
             .stdout(must("the log", log.try_clone()))
             .stderr(log)

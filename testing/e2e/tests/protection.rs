@@ -115,7 +115,10 @@ fn a_shutdown_waits_for_pods_in_the_order_of_their_priorities() {
         assert_eq!(shown(&pod, "message"), "Pod was terminated in response to imminent node shutdown.");
         let conditions = pod["status"]["conditions"].as_array().unwrap();
         let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").unwrap();
-        assert_eq!((target["status"].as_str(), target["reason"].as_str()), (Some("True"), Some("TerminationByKubelet")));
+        assert_eq!(
+            (target["status"].as_str(), target["reason"].as_str()),
+            (Some("True"), Some("TerminationByKubelet"))
+        );
         assert_eq!(restarts(&pod, "c"), 0);
         let c = node.containers_of(name, "c").pop().unwrap();
         assert_eq!(c.state, ContainerState::ContainerExited as i32);

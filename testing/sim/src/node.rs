@@ -17,7 +17,7 @@ use pod::desired::Dispatcher;
 use pod::events::Events;
 use pod::images::{Images, PullLimits};
 use pod::pleg::Health;
-use pod::ports::{Clock, PodHost, Random, Tasks};
+use pod::ports::{Clock, NoManagers, PodHost, Random, Tasks};
 use pod::prober::Prober;
 use pod::registry::{PodEntry, Registry};
 use pod::settings::Settings;
@@ -571,7 +571,15 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         () = cut.cancelled() => return None,
         restored = UserNamespaces::restore(ranges, host.clone(), ROOT.as_ref()) => restored.ok()?,
     };
-    let admit = pod::admit::start(node_facts(), rules()?, restored, host.clone(), PathBuf::from(ROOT), &tasks);
+    let admit = pod::admit::start(
+        node_facts(),
+        rules()?,
+        restored,
+        host.clone(),
+        Arc::new(NoManagers),
+        PathBuf::from(ROOT),
+        &tasks,
+    );
     let images = Images::new(
         ports.clone(),
         ports.clone(),
@@ -595,6 +603,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         reader: ports.clone(),
         mutator: ports.clone(),
         plugins: Arc::new(pod::ports::NoPlugins),
+        managers: Arc::new(NoManagers),
         host,
         admit: admit.clone(),
         clock: clock.clone(),

@@ -50,7 +50,7 @@ pub struct Reservations {
 
 impl Reservations {
     /// Everything reserved, by the resources of `capacity`; without zeros.
-    fn total(&self, capacity: &ResourceList) -> ResourceList {
+    pub fn total(&self, capacity: &ResourceList) -> ResourceList {
         let mut total = ResourceList::new();
         for (name, amount) in capacity {
             let mut reserved = Quantity::from_value(0, Format::DecimalSI);

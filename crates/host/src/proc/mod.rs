@@ -5,6 +5,7 @@
 mod memory;
 mod net;
 mod node;
+mod numa;
 mod process;
 mod traffic;
 
@@ -17,6 +18,7 @@ pub use net::{
     listening_ports, validate_node_ip,
 };
 pub use node::{Machine, machine, node_addresses};
+pub use numa::{CpuPlace, NumaNode, NumaTopology, numa_topology};
 pub use process::{ProcessInfo, pids, process, write_oom_score_adj};
 pub use traffic::{
     CpuTopology, DiskTraffic, InterfaceTraffic, OpenFiles, Traffic, cpu_topology, disk_traffic, interface_traffic,

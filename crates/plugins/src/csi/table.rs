@@ -146,7 +146,7 @@ impl Handler for Drivers {
         Ok(())
     }
 
-    fn gone(&self, name: &str) {
+    fn gone(&self, name: &str, _: &str) {
         self.lock().remove(name);
         self.tell(name, None);
     }

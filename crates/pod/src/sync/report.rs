@@ -68,7 +68,7 @@ impl Worker {
             gates: settings.restart_gates,
             now: deps.clock.now(),
         };
-        let computed = match &self.ending {
+        let mut computed = match &self.ending {
             // Nothing of it was ever made: there is nothing but the refusal to show.
             Some(EndReason::Refused { reason, message }) if observed.containers.is_empty() => {
                 let refusal = Rejection { reason, message, qos_class: input.qos_class };
@@ -82,6 +82,12 @@ impl Worker {
             }
             _ => status::pod_status(&input),
         };
+        for container in computed.container_statuses.iter_mut().flatten() {
+            let health = deps.managers.health(pod, &container.name);
+            if !health.is_empty() {
+                container.allocated_resources_status = Some(health);
+            }
+        }
         let phase = computed.phase.clone().unwrap_or_default();
         // A pod of the node's own shows what is; only where a scheduler may look, the resources must not seem free too early.
         let shown = match pod.is_static() {

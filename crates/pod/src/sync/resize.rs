@@ -58,7 +58,7 @@ impl Worker {
     pub(super) fn cgroup_values(&self, pod: &DesiredPod) -> (CgroupName, CgroupResources) {
         let settings = &self.deps.settings;
         let options = resources::PodCgroupOptions {
-            cpu_quota: settings.node.cpu_cfs_quota,
+            cpu_quota: settings.node.cpu_cfs_quota && !self.deps.managers.exclusive_cpus(pod.uid()),
             cpu_period: settings.node.cpu_cfs_period,
             pids_limit: settings.pod_pids_limit,
             hugepage_sizes: settings.node.hugepage_sizes.clone(),
@@ -356,8 +356,9 @@ impl Worker {
         };
         let mut spec = entry.spec.clone();
         spec.resources = Some(record(&given, &to));
+        let own_cpus = self.deps.managers.own_cpus(pod.uid(), &update.name);
         let request =
-            container_resources(pod, ContainerEntry { spec: &spec, ..entry }, &self.deps.settings.node, false);
+            container_resources(pod, ContainerEntry { spec: &spec, ..entry }, &self.deps.settings.node, own_cpus);
         let deps = self.deps.clone();
         self.step(StepKind::Resize, &update.name, deps.mutator.update_container_resources(&update.id, request)).await?;
         // In the words of what was given, once all of it is there.

@@ -27,7 +27,7 @@ impl Worker {
             cgroup_parent: self.cgroup_parent(pod),
             user_namespace: self.user_namespace(pod, handler).await?,
             volume_gids: self.prepared.as_ref().map_or_else(Vec::new, |(_, volumes)| volume_gids(volumes)),
-            exclusive_cpus: false,
+            exclusive_cpus: self.deps.managers.exclusive_cpus(pod.uid()),
         };
         config::sandbox_config(pod, &facts).map_err(|e| e.to_string())
     }
@@ -93,6 +93,11 @@ impl Worker {
             self.deps.events.pod_warning(pod, "FailedCreatePodSandBox", &text);
             text
         };
+        if let Err(why) = self.deps.managers.prepare(pod).await {
+            let text = format!("Failed to prepare dynamic resources: {why}");
+            self.deps.events.pod_warning(pod, "FailedPrepareDynamicResources", &text);
+            return Err(text);
+        }
         let userns = pod.spec().host_users == Some(false);
         if userns {
             self.deps.metrics.started_user_namespaced_pods.inc();

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use cri_api::v1;
 use decide::config::{
-    self, BlockDevice, ConfigError, ContainerFacts, DeviceFacts, ResolvedImage, VolumeFact, VolumeSource,
+    self, BlockDevice, ConfigError, ContainerFacts, ResolvedImage, VolumeFact, VolumeSource,
     env::{self, EnvSources, Source},
     hosts_file, image_name,
 };
@@ -213,6 +213,7 @@ impl Worker {
             .flatten()
             .and_then(|target| observed.newest_in(target, sandbox_id))
             .map(|c| c.id.clone());
+        let grant = self.deps.managers.container(pod, entry).await.map_err(failed)?;
         let mut facts = ContainerFacts {
             node: &settings.node,
             hash: hash_of(entry),
@@ -243,11 +244,11 @@ impl Worker {
             env: EnvSources::default(),
             hosts_file: None,
             termination_log: None,
-            devices: DeviceFacts::default(),
+            devices: grant.devices,
             user_namespace,
             volume_gids: volume_gids(volumes),
             recursive_read_only: self.handler_features(handler).is_some_and(|f| f.recursive_read_only_mounts),
-            exclusive_cpus: false,
+            exclusive_cpus: grant.exclusive_cpus,
             target_id,
         };
         facts.env = self.env_sources(pod, entry, volumes).await;
@@ -261,7 +262,12 @@ impl Worker {
         facts.hosts_file = paths.hosts_file.map(|p| p.display().to_string());
         facts.termination_log = paths.termination_log.map(|p| p.display().to_string());
         facts.sub_path_targets = paths.sub_paths.into_iter().map(|(i, p)| (i, p.display().to_string())).collect();
-        Ok(config::container_config(pod, *entry, &facts)?)
+        let mut request = config::container_config(pod, *entry, &facts)?;
+        if let Some(resources) = request.linux.as_mut().and_then(|l| l.resources.as_mut()) {
+            resources.cpuset_cpus = grant.cpus;
+            resources.cpuset_mems = grant.memory_nodes;
+        }
+        Ok(request)
     }
 
     /// Asks for everything that the container's variables refer to.

@@ -36,6 +36,9 @@ impl Worker {
                 return Some(false);
             }
         };
+        if !observed.anything_alive() && !self.claims_are_back().await {
+            return Some(false);
+        }
         self.show_end(pod.as_ref(), &observed).await;
         if !observed.anything_alive() {
             return Some(true);
@@ -68,14 +71,29 @@ impl Worker {
         // Stopped is what the runtime shows, not what the calls answered.
         match self.observe().await {
             Ok(observed) => {
-                self.show_end(pod.as_ref(), &observed).await;
-                Some(!observed.anything_alive())
+                let back = observed.anything_alive() || self.claims_are_back().await;
+                if back {
+                    self.show_end(pod.as_ref(), &observed).await;
+                }
+                Some(back && !observed.anything_alive())
             }
             Err(e) => {
                 self.note_failure("observe", &e.to_string());
                 Some(false)
             }
         }
+    }
+
+    /// Has the drivers of its resource claims take them back: before anybody can read that it has ended, and so give the devices to another one.
+    async fn claims_are_back(&self) -> bool {
+        if !self.deps.managers.has_claims(&self.entry.uid) {
+            return true;
+        }
+        let done = self.deps.managers.unprepare(&self.entry.uid).await;
+        if let Err(why) = &done {
+            self.note_failure("claims", why);
+        }
+        done.is_ok()
     }
 
     /// Publishes how far the end has come. The room of a pod of which nothing runs is free before anybody can read that it has ended: who then sends
@@ -96,7 +114,9 @@ impl Worker {
         loop {
             self.entry.woken().await;
             // What cannot be seen now is seen when the stop is done.
-            if let Ok(observed) = observer.observe(&self.entry.uid, pod.namespace(), pod.name()).await {
+            if let Ok(observed) = observer.observe(&self.entry.uid, pod.namespace(), pod.name()).await
+                && (observed.anything_alive() || !self.deps.managers.has_claims(&self.entry.uid))
+            {
                 self.show_end(Some(pod), &observed).await;
             }
             tokio::time::sleep(SHOWN_AGAIN).await;

@@ -245,11 +245,14 @@ async fn healthz_forms() {
     let passed = |lines: &str| (200, format!("{lines}healthz check passed\n"));
     let failed = |lines: &str| (500, format!("{lines}healthz check failed\n"));
     assert_eq!(running.body("GET /healthz").await, (200, "ok".into()));
-    assert_eq!(running.body("GET /healthz?verbose").await, passed("[+]ping ok\n[+]log ok\n[+]syncloop ok\n"));
+    assert_eq!(
+        running.body("GET /healthz?verbose").await,
+        passed("[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]device-plugin ok\n")
+    );
     assert_eq!(
         running.body("GET /healthz?verbose&exclude=log&exclude=nope").await,
         passed(concat!(
-            "[+]ping ok\n[+]log excluded: ok\n[+]syncloop ok\n",
+            "[+]ping ok\n[+]log excluded: ok\n[+]syncloop ok\n[+]device-plugin ok\n",
             "warn: some health checks cannot be excluded: no matches for \"nope\"\n"
         ))
     );

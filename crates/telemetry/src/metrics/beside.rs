@@ -8,7 +8,7 @@ use prometheus::{
 };
 
 /// What never happens here, and so stays 0: these parts are not there, or not built so that it could happen.
-const IDLE_COUNTERS: [(&str, &str); 24] = [
+const IDLE_COUNTERS: [(&str, &str); 20] = [
     // Libraries of the API server that the Go kubelet has linked in.
     ("aggregator_discovery_aggregation_count_total", "Aggregations of discovery; there are none here."),
     ("aggregator_discovery_nopeer_requests_total", "Discovery without peers; there is none here."),
@@ -28,23 +28,15 @@ const IDLE_COUNTERS: [(&str, &str); 24] = [
     ("hidden_metrics_total", "Metrics that are hidden; none are."),
     ("force_cleaned_failed_volume_operation_errors_total", "Failed clean-ups of volumes that were not rebuilt."),
     ("force_cleaned_failed_volume_operations_total", "Clean-ups of volumes that were not rebuilt."),
-    ("kubelet_cpu_manager_pinning_errors_total", "Failures to give a container CPUs of its own."),
-    ("kubelet_cpu_manager_pinning_requests_total", "Containers that were to get CPUs of their own."),
-    ("kubelet_memory_manager_pinning_errors_total", "Failures to give a container memory of its own."),
-    ("kubelet_memory_manager_pinning_requests_total", "Containers that were to get memory of their own."),
     ("kubelet_pod_watch_events_dropped_total", "Events about pods dropped before they were looked at; none ever are."),
     ("rest_client_transport_cert_rotation_gc_calls_total", "Removals of transports; the one stays."),
 ];
-const IDLE_COUNTERS_OF_MANAGERS: [(&str, &str); 4] = [
-    ("kubelet_topology_manager_admission_errors_total", "Pods refused for the places of their resources."),
-    ("kubelet_topology_manager_admission_requests_total", "Pods whose resources were to be placed."),
+const IDLE_COUNTERS_OF_MANAGERS: [(&str, &str); 2] = [
     ("reconstruct_volume_operations_errors_total", "Failures to rebuild a volume's state from its directory."),
     ("reconstruct_volume_operations_total", "Volumes' states rebuilt from their directories; the state is not lost."),
 ];
-const IDLE_GAUGES: [(&str, &str); 5] = [
+const IDLE_GAUGES: [(&str, &str); 3] = [
     ("apiserver_envelope_encryption_dek_cache_fill_percent", "Data keys kept; there are none here."),
-    ("kubelet_cpu_manager_exclusive_cpu_allocation_count", "CPUs that belong to one container."),
-    ("kubelet_cpu_manager_shared_pool_size_millicores", "CPUs in the shared pool of the CPU manager's static policy."),
     ("kubelet_imagemanager_inmemory_pulledrecords_usage_percent", "Records of pulls kept in memory; none are."),
     ("kubelet_imagemanager_inmemory_pullintents_usage_percent", "Begun pulls kept in memory; none are."),
 ];
@@ -178,14 +170,6 @@ impl Beside {
             "Seconds until the end of credential plugins' certificates; without any: +Inf.",
         )?
         .set(f64::INFINITY);
-        on.histogram(
-            "kubelet_topology_manager_admission_duration_ms",
-            "Milliseconds that placing a pod's resources took.",
-            &exponential_buckets(0.05, 2.0, 15)?,
-        )?;
-        on.gauges("dra_resource_claims_in_use", "Resource claims in use by driver.", &["driver_name"])?
-            .with_label_values(&["<any>"])
-            .set(0.0);
         on.gauges("kubelet_metrics_provider", "By whose rules pods are measured; always 1.", &["provider"])?
             .with_label_values(&["cadvisor"])
             .set(1.0);

@@ -7,7 +7,7 @@ use prometheus::{
 
 use super::beside::count_registered;
 use super::process::ProcessCollector;
-use super::{Beside, Metrics, MetricsError, Resizes};
+use super::{Beside, Managers, Metrics, MetricsError, Resizes};
 
 const POD_START_BUCKETS: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
@@ -69,6 +69,7 @@ impl Metrics {
         let on = Definer(&registry);
         let beside = Beside::new(&registry)?;
         let resizes = Resizes::new(&registry)?;
+        let managers = Managers::new(&registry)?;
         let http = ["method", "path", "server_type", "long_running"];
         let metrics = Self {
             pleg_relist_duration: on.histogram(
@@ -374,6 +375,7 @@ impl Metrics {
             probe_series: Default::default(),
             beside,
             resizes,
+            managers,
             registry,
             health,
             probes,

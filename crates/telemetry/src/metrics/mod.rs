@@ -8,6 +8,7 @@
 mod beside;
 mod calls;
 mod define;
+mod managers;
 mod process;
 mod resize;
 
@@ -19,6 +20,7 @@ use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, Histo
 
 pub use beside::Beside;
 pub use calls::{admission_reason, image_size_bucket, operation_type};
+pub use managers::{Managers, PodResourcesCall};
 pub use resize::Resizes;
 
 /// The metrics could not be set up: two figures share a name or a name is malformed.
@@ -206,6 +208,8 @@ pub struct Metrics {
     pub beside: Beside,
     /// In-place resizes.
     pub resizes: Resizes,
+    /// Devices, CPUs and memory of containers.
+    pub managers: Managers,
 
     runtime_operations: CounterVec,
     runtime_operations_errors: CounterVec,

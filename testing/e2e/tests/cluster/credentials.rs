@@ -97,7 +97,12 @@ impl Agent {
     fn start(&mut self) {
         let log = fs::File::create(self.dir.join("log")).unwrap();
         let mut command = Command::new(program());
-        command.args(self.flags()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        command
+            .args(self.flags())
+            .env("RUBELET_DEVICE_PLUGINS_DIR", "device-plugins")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
         self.child = Some(command.spawn().unwrap());
     }
 

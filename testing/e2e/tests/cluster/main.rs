@@ -6,6 +6,7 @@
 mod admission;
 mod connection;
 mod credentials;
+mod devices;
 mod ends;
 mod eviction;
 mod figures;
@@ -116,6 +117,9 @@ fn main() -> ExitCode {
             by_sub_path_are_new_in_a_new_container_only
             change_all_at_once_and_always_have_their_owner
             of_tokens_can_be_read_by_their_user;
+        devices:
+            of_a_plugin_are_told_in_the_node
+            that_are_claimed_are_prepared_and_taken_back;
         connection:
             that_swallows_everything_is_left;
         credentials:

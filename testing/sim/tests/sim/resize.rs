@@ -246,9 +246,18 @@ impl Ledger {
         let tasks = Tasks::default();
         let host = Arc::new(FakeHost::new(1));
         let restored = pod::admit::Restored::default();
-        let admit = pod::admit::start(node_facts(), rules().unwrap(), restored, host, PathBuf::from(ROOT), &tasks);
-        let verdicts = admit.admit(pods.to_vec()).await;
-        assert!(verdicts.iter().all(Result::is_ok), "{verdicts:?}");
+        let admit = pod::admit::start(
+            node_facts(),
+            rules().unwrap(),
+            restored,
+            host,
+            Arc::new(pod::ports::NoManagers),
+            PathBuf::from(ROOT),
+            &tasks,
+        );
+        let candidates = pods.iter().map(|pod| pod::admit::Candidate { pod: pod.clone(), alive: false });
+        let verdicts = admit.admit(candidates.collect()).await;
+        assert!(verdicts.iter().all(|v| matches!(v, pod::admit::Verdict::Now(Ok(_)))), "{verdicts:?}");
         Self { admit, tasks }
     }
 
