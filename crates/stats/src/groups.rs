@@ -227,4 +227,40 @@ mod tests {
         assert_eq!(before.rate("/a", at(1000), 6_000_000_000), None);
         assert_eq!(before.rate("/b", at(3000), 6_000_000_000), None);
     }
+
+    #[test]
+    fn what_the_nodes_own_processes_have_open_is_known_for_a_while() {
+        let dir = tempfile::tempdir().unwrap();
+        let d = dir.path();
+        for (path, text) in [
+            ("proc/self/mountinfo", format!("5 1 0:5 / {}/cg rw - cgroup2 cgroup2 rw\n", d.display())),
+            ("cg/cgroup.controllers", "cpu\n".to_owned()),
+            ("cg/cpu.stat", "usage_usec 1\n".to_owned()),
+            ("cg/memory.current", "1\n".to_owned()),
+            ("cg/cgroup.procs", "70\n".to_owned()),
+            ("proc/70/fd/0", String::new()),
+            ("proc/70/fd/1", String::new()),
+        ] {
+            let file = d.join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        let settings = GroupSettings {
+            layout: CgroupLayout::detect(&d.join("cg"), &d.join("proc")).unwrap(),
+            kubepods: "/kubepods".into(),
+            proc: d.join("proc"),
+            sys: d.join("sys"),
+            system: Vec::new(),
+        };
+        let open = |detail, age: Option<i64>| {
+            let since = |age| Timestamp::now() - SignedDuration::from_secs(age);
+            let before = age.map(|age| (since(age), OpenFiles { descriptors: 7, sockets: 1 }));
+            let groups = read(&settings, &Names::default(), detail, None, before);
+            (groups.at("/").unwrap().open.descriptors, groups.outside.map(|(_, open)| open.descriptors))
+        };
+        assert_eq!(open(Detail::Full, None), (2, Some(2)));
+        assert_eq!(open(Detail::Full, Some(0)), (7, Some(7)));
+        assert_eq!(open(Detail::Full, Some(3600)), (2, Some(2)));
+        assert_eq!(open(Detail::Usage, Some(0)), (0, Some(7)), "handed on to the next look");
+    }
 }
