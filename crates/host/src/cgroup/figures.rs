@@ -255,8 +255,8 @@ impl CgroupLayout {
     /// The CPU time of a group alone, ns.
     pub fn cpu_time(&self, path: &str, files: &mut SmallFiles) -> Option<u64> {
         match self.version {
-            CgroupVersion::V1 => files.number(CWD, &self.dir("cpuacct", path)?.join("cpuacct.usage")),
-            CgroupVersion::V2 => usage_usec(files.text(CWD, &below(&self.root, path).join("cpu.stat"))?),
+            CgroupVersion::V1 => files.number(CWD, self.dir("cpuacct", path)?.join("cpuacct.usage")),
+            CgroupVersion::V2 => usage_usec(files.text(CWD, below(&self.root, path).join("cpu.stat"))?),
         }
     }
 
@@ -266,7 +266,7 @@ impl CgroupLayout {
             CgroupVersion::V2 => Some(below(&self.root, path)),
             CgroupVersion::V1 => self.dir("cpu", path),
         };
-        dir.and_then(|dir| files.table(CWD, &dir.join(PROCESSES)).map(ids)).unwrap_or_default()
+        dir.and_then(|dir| files.table(CWD, dir.join(PROCESSES)).map(ids)).unwrap_or_default()
     }
 
     /// The paths of the groups directly below this one; none when it is not there. On v1 as one controller has them: that of processes, whose

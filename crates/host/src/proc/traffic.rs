@@ -35,7 +35,7 @@ pub struct Traffic {
 /// ends of containers' links (names that begin with `lo`, `veth`, `docker`, `nerdctl`: those that cAdvisor leaves out). None: there is no
 /// such process.
 pub fn interface_traffic(proc: &Path, pid: u32, files: &mut SmallFiles) -> Option<Vec<InterfaceTraffic>> {
-    files.table(CWD, &proc.join(format!("{pid}/net/dev"))).map(parse)
+    files.table(CWD, proc.join(format!("{pid}/net/dev"))).map(parse)
 }
 
 fn parse(text: &str) -> Vec<InterfaceTraffic> {
@@ -87,7 +87,7 @@ pub fn open_files(proc: &Path, pid: u32) -> OpenFiles {
 
 /// The soft limit of open files of a process (`/proc/PID/limits`); None when it is gone, -1: unlimited.
 pub fn open_files_limit(proc: &Path, pid: u32, files: &mut SmallFiles) -> Option<i64> {
-    let text = files.text(CWD, &proc.join(format!("{pid}/limits")))?;
+    let text = files.text(CWD, proc.join(format!("{pid}/limits")))?;
     let soft = text.lines().find_map(|l| l.strip_prefix("Max open files")?.split_ascii_whitespace().next())?;
     if soft == "unlimited" { Some(-1) } else { soft.parse().ok() }
 }
