@@ -126,8 +126,14 @@ pub(crate) fn the_log_of_the_container_before(cluster: &mut Cluster) {
     assert_eq!(logs(&["--previous", "--follow"]), before);
     assert_eq!(logs(&["--previous", "--since=1h"]), before);
     let stamped = logs(&["--previous", "--timestamps"]);
-    let (time, _) = stamped.lines().last().unwrap().split_once(' ').unwrap();
-    assert_eq!(logs(&["--previous", &format!("--since-time={time}")]), format!("first {}\n", LINES - 1));
+    // kubectl asks by the second.
+    let second = &stamped.lines().last().unwrap()[..19];
+    let since: String = stamped
+        .lines()
+        .filter(|l| &l[..19] >= second)
+        .map(|l| l.split_once(' ').unwrap().1.to_owned() + "\n")
+        .collect();
+    assert_eq!(logs(&["--previous", &format!("--since-time={second}Z")]), since);
     assert_eq!(logs(&["--previous", "--limit-bytes=7"]), before[..7]);
 
     // The older ones are compressed, and as much others' as the newest.
