@@ -48,8 +48,11 @@ pub fn effective_policy(pod: &DesiredPod, container: &Container, gates: RestartG
 }
 
 /// True when a container that ended with this code starts again: by a matching rule, else by policy.
-/// Rules count only beside a restartPolicy of the container, as the API demands.
+/// Rules count only beside a restartPolicy of the container, as the API demands. One that was stopped for its new resources starts in any case.
 pub fn restarts_after_exit(pod: &DesiredPod, container: &Container, exit_code: i32, gates: RestartGates) -> bool {
+    if pod.resize().restarting.contains(&container.name) {
+        return true;
+    }
     if gates.container_restart_rules && container.restart_policy.is_some() {
         match matching_rule(container, exit_code).map(|r| r.action.as_str()) {
             Some("Restart") => return true,

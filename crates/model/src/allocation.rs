@@ -1,6 +1,6 @@
 //! What a pod was given of the node, apart from what it asks for: in-place resize (KEP-1287; of pod-level resources KEP-5419).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
@@ -55,6 +55,8 @@ pub struct ResizeState {
     pub pending: Option<PendingResize>,
     /// When this agent last gave the pod other resources than it had.
     pub grant: Option<Grant>,
+    /// Containers that were stopped to be started with other resources: they start again however they ended.
+    pub restarting: BTreeSet<String>,
 }
 
 /// One time at which a pod was given other resources than it had.

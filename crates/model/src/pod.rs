@@ -314,6 +314,17 @@ impl DesiredPod {
         Self(Arc::new(Inner { uid, source, pod, spec, ephemeral: inner.ephemeral.clone(), resize }))
     }
 
+    /// The pod with another word on its resize.
+    #[must_use]
+    pub fn resizing(&self, resize: ResizeState) -> Self {
+        let inner = &*self.0;
+        if resize == inner.resize {
+            return self.clone();
+        }
+        let (uid, source, pod, spec) = (inner.uid.clone(), inner.source, inner.pod.clone(), inner.spec.clone());
+        Self(Arc::new(Inner { uid, source, pod, spec, ephemeral: inner.ephemeral.clone(), resize }))
+    }
+
     /// True when `other` asks for the same: same labels, annotations (but for [`LOCAL_ANNOTATIONS`]), spec and deletion.
     pub fn same_intent(&self, other: &Self) -> bool {
         let (a, b) = (self.meta(), other.meta());

@@ -19,7 +19,7 @@ use model::allocation::{PendingReason, PendingResize, PodAllocation};
 use model::api::{PodCondition, PodStatus, Time};
 use model::pod::{ContainerKind, DesiredPod};
 
-use crate::resources::{MEMORY, PodSum, QosClass, cpu_milli, pod_requests, qos_class, value};
+use crate::resources::{CPU, MEMORY, PodSum, QosClass, cpu_milli, pod_requests, qos_class, value};
 
 pub use has::{in_progress, record, sizes, spec_sizes, taken_over};
 pub use pod::{CgroupSteps, Kind, cgroup_differs, less, memory_faults, merge};
@@ -139,6 +139,11 @@ fn swaps(asked: &DesiredPod, given: &DesiredPod) -> bool {
             && !restarts
             && (may(asked, name) || may(given, name))
     })
+}
+
+/// The container is restarted for some of its resources.
+pub fn may_restart(container: &model::api::Container) -> bool {
+    [CPU, MEMORY].iter().any(|resource| policy(container, resource))
 }
 
 /// The container is to be restarted when this resource changes (`resizePolicy`); without policy it is not.

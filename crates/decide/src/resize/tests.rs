@@ -40,7 +40,7 @@ fn a_pod_runs_with_what_it_was_given() {
     assert!(!with(&[("a", "0.1,65536Ki/0.2,"), ("b", "1000m,")]).asks_other_than(&given));
     let asked = with(&[("a", "200m,64Mi/200m,"), ("b", "1,")]);
     assert!(asked.asks_other_than(&given));
-    let state = ResizeState { pending: None, grant: Some(Grant { number: 1, generation: 3 }) };
+    let state = ResizeState { grant: Some(Grant { number: 1, generation: 3 }), ..Default::default() };
     let form = asked.given(&given, state.clone());
     assert_eq!((form.spec(), form.resize()), (before.spec(), &state));
     // Containers that the allocation does not name have what they ask for.

@@ -85,7 +85,7 @@ impl Dispatcher {
                     }
                     held.allocation = Some(allocation);
                     let number = held.resize.grant.map_or(1, |grant| grant.number + 1);
-                    held.resize = ResizeState { pending: None, grant: Some(Grant { number, generation }) };
+                    held.resize = ResizeState { grant: Some(Grant { number, generation }), ..ResizeState::default() };
                     self.qos_soon();
                 }
                 Outcome::Pending { pending, word, news, detail } => {

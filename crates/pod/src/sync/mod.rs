@@ -60,10 +60,12 @@ impl Worker {
 
     async fn rounds(&mut self, pod: &DesiredPod) -> Next {
         self.follow_objects(pod);
-        if let Err(reason) = self.act_on_verdict(pod).await {
+        let form = self.resized_form(pod);
+        if let Err(reason) = self.act_on_verdict(&form).await {
             return self.failed("sync", &reason);
         }
         for round in 0..ROUNDS_MAX {
+            let pod = &self.resized_form(pod);
             // What woke the worker until now, its own calls among it, is part of what is seen next.
             self.entry.settle();
             let observed = match self.observe().await {
@@ -319,12 +321,12 @@ impl Worker {
                 return Ok(());
             }
         } else if !plan.kill.is_empty() {
+            let resized = plan.kill.iter().filter(|k| k.reason == KillReason::Resize).map(|k| k.name.as_str());
+            self.note_stopped(pod, resized).await;
             self.kill(pod, &observed, &plan.kill).await?;
         }
-        // A kill may have taken the whole grace; what starts then must be of the newest form. But what was stopped for its new resources alone is
-        // started, whatever its restart policy says of an exit.
-        let resized = |name: &str| plan.kill.iter().any(|k| k.reason == KillReason::Resize && k.name == name);
-        if self.is_outdated() && !plan.start.iter().any(|s| resized(&s.name)) {
+        // A kill may have taken the whole grace; what starts then must be of the newest form.
+        if self.is_outdated() {
             return Ok(());
         }
         let mut not_removed = None;
@@ -388,8 +390,8 @@ impl Worker {
         let mut images = ImageVolumes::new();
         let mut first_failure = None;
         for start in &plan.start {
-            if self.is_outdated() && !resized(&start.name) {
-                continue;
+            if self.is_outdated() {
+                break;
             }
             let started = self.start_container(pod, &ground, &mut images, start).await;
             let Err(failure) = started else { continue };

@@ -15,7 +15,7 @@ use decide::resize::{
     taken_over,
 };
 use decide::resources;
-use model::allocation::Grant;
+use model::allocation::{Grant, ResizeState};
 use model::api::PodCondition;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::observed::{ContainerState, ObservedPod};
@@ -164,16 +164,40 @@ impl Worker {
         }
     }
 
-    /// Notes what a container is about to be created with. What takes the place of another record is on the disk first: after a restart of the agent
-    /// a container that has its new resources must not be restarted for them again.
-    pub(super) async fn note_created(&mut self, pod: &DesiredPod, entry: &ContainerEntry<'_>) {
+    /// The form of the pod in which this round sees it: containers that this agent, or one before it, stopped for their new resources have no record, and
+    /// start again however they ended.
+    pub(super) fn resized_form(&self, pod: &DesiredPod) -> DesiredPod {
+        let restarting = pod
+            .containers()
+            .filter(|c| decide::resize::may_restart(c.spec) && !self.has.containers.contains_key(&c.spec.name))
+            .map(|c| c.spec.name.clone())
+            .collect();
+        pod.resizing(ResizeState { restarting, ..pod.resize().clone() })
+    }
+
+    /// These containers are about to be stopped for their new resources: on the disk first, so that an agent that is cut off between the stop and the
+    /// start is followed by one that starts them.
+    pub(super) async fn note_stopped(&mut self, pod: &DesiredPod, names: impl Iterator<Item = &str>) {
+        let before = self.has.containers.len();
+        for name in names {
+            self.has.containers.remove(name);
+        }
+        if self.has.containers.len() != before {
+            self.deps.admit.actuated_for_good(pod.uid(), self.has.clone()).await;
+        }
+    }
+
+    /// Notes what a container was started with. Of one that may be restarted for its resources it is on the disk before anything else is done: a new agent
+    /// must not take one that has ended for one that was stopped.
+    pub(super) async fn note_started(&mut self, pod: &DesiredPod, entry: &ContainerEntry<'_>) {
         let created = created_resources(pod, *entry, &self.deps.settings.node);
-        let now = sizes(None, &created);
-        let before = self.has.containers.insert(entry.spec.name.clone(), created);
-        match before.map(|b| sizes(None, &b)) {
-            Some(before) if before == now => {}
-            Some(_) => self.deps.admit.actuated_for_good(pod.uid(), self.has.clone()).await,
-            None => self.deps.admit.actuated(pod.uid(), self.has.clone()).await,
+        let before = self.has.containers.insert(entry.spec.name.clone(), created.clone());
+        match before {
+            Some(before) if before == created => {}
+            _ if decide::resize::may_restart(entry.spec) => {
+                self.deps.admit.actuated_for_good(pod.uid(), self.has.clone()).await;
+            }
+            _ => self.deps.admit.actuated(pod.uid(), self.has.clone()).await,
         }
     }
 

@@ -161,9 +161,6 @@ impl Worker {
         let request = self.container_request(pod, ground, images, entry, image, start).await?;
         let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
-        if start.kind != ContainerKind::Ephemeral {
-            self.note_created(pod, entry).await;
-        }
         self.still_wanted()?;
         let create = deps.mutator.create_container(sandbox_id, request, sandbox.clone());
         let created = self.step(StepKind::Create, name, create).await;
@@ -176,6 +173,10 @@ impl Worker {
         self.step(StepKind::Start, name, deps.mutator.start_container(&id))
             .await
             .map_err(|e| StartFailure { id: Some(id.clone()), ..StartFailure::new("RunContainerError", e) })?;
+        if start.kind != ContainerKind::Ephemeral {
+            // Not before: a new agent starts what has no record and does not run, and finds in the runtime what it was given when it does.
+            self.note_started(pod, entry).await;
+        }
         deps.events.normal(pod, name, "Started", "Container started");
         info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
         if let Err(e) = deps.host.link_log(pod, name, &id, restart_count).await {
