@@ -304,19 +304,9 @@ fn all_errors_are_told_and_the_rest_is_used() {
 #[test]
 fn unsupported_things_are_named() {
     let base = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
-    let loaded = with_file(
-        &format!("{base}cpuManagerPolicy: static\nvolumePluginDir: /v\nfeatureGates: {{PodsAPI: true}}\n"),
-        &[],
-    );
+    let loaded = with_file(&format!("{base}volumePluginDir: /v\nfeatureGates: {{PodsAPI: true}}\n"), &[]);
     let told: Vec<_> = loaded.findings.iter().map(|f| (f.severity, f.path.as_str())).collect();
-    assert_eq!(
-        told,
-        [
-            (Severity::Error, "cpuManagerPolicy"),
-            (Severity::Warning, "volumePluginDir"),
-            (Severity::Warning, "featureGates.PodsAPI"),
-        ]
-    );
+    assert_eq!(told, [(Severity::Warning, "volumePluginDir"), (Severity::Warning, "featureGates.PodsAPI")]);
     let quiet = with_file(&format!("{base}cpuManagerPolicy: none\n"), &["--kubeconfig=", "--node-labels="]);
     assert!(!quiet.has_errors());
 }

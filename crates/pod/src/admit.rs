@@ -45,8 +45,8 @@ enum Request {
     Pressures(Vec<String>),
     ShuttingDown(bool),
     Admit(Vec<Candidate>, oneshot::Sender<Vec<Verdict>>),
-    /// The managers have given a pod what it asks for, or refused it.
-    Managed(PodUid, Result<(), Refusal>),
+    /// The managers have given a pod what it asks for, or refused it: the answer to the question of this number.
+    Managed(PodUid, u64, Result<(), Refusal>),
     Wish(DesiredPod, Timestamp, oneshot::Sender<Resized>),
     AddWish(DesiredPod),
     RenewWish(DesiredPod),
@@ -247,6 +247,8 @@ pub async fn restore(host: &dyn PodHost, root: &std::path::Path) -> Result<Resto
 
 /// A pod whose verdict waits for a plugin.
 struct Waiting {
+    /// The number of its question: a pod that went and came back asks anew.
+    question: u64,
     pod: DesiredPod,
     /// In the form that it is judged in.
     form: DesiredPod,
@@ -260,6 +262,7 @@ struct Admitter {
     managers: Arc<dyn ResourceManagers>,
     /// By UID. Bounded by the pods that the sources hold.
     waiting: BTreeMap<PodUid, Waiting>,
+    questions: u64,
     /// The way of the managers' answers back.
     own: mpsc::WeakSender<Request>,
     tasks: Tasks,
@@ -294,6 +297,7 @@ pub fn start(
         ledger: Ledger::default(),
         managers,
         waiting: BTreeMap::new(),
+        questions: 0,
         own: tx.downgrade(),
         tasks: tasks.clone(),
         node,
@@ -340,7 +344,10 @@ impl Admitter {
                 self.save().await;
                 let _ = reply.send(verdicts);
             }
-            Request::Managed(uid, given) => {
+            Request::Managed(uid, question, given) => {
+                if self.waiting.get(&uid).is_some_and(|waiting| waiting.question != question) {
+                    return;
+                }
                 let Some(waiting) = self.waiting.remove(&uid) else {
                     // It went while it was given something.
                     if !self.ledger.holds(&uid) {
@@ -453,15 +460,17 @@ impl Admitter {
             let given = self.managers.allocate(&form, alive).await;
             return Verdict::Now(self.settle(&pod, &form, booked, given));
         }
+        self.questions += 1;
+        let question = self.questions;
         let (reply, verdict) = oneshot::channel();
         let (managers, own, asking) = (self.managers.clone(), self.own.clone(), form.clone());
         self.tasks.spawn_until_stop(async move {
             let given = managers.allocate(&asking, alive).await;
             if let Some(own) = own.upgrade() {
-                let _ = own.send(Request::Managed(asking.uid().clone(), given)).await;
+                let _ = own.send(Request::Managed(asking.uid().clone(), question, given)).await;
             }
         });
-        self.waiting.insert(pod.uid().clone(), Waiting { pod, form, booked, reply });
+        self.waiting.insert(pod.uid().clone(), Waiting { question, pod, form, booked, reply });
         Verdict::Later(verdict)
     }
 
