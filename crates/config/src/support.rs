@@ -54,6 +54,8 @@ pub const HONOURED_GATES: &[Gate] = &[
     Gate::CustomCPUCFSQuotaPeriod,
     Gate::EnvFiles,
     Gate::ExtendWebSocketsToKubelet,
+    Gate::GracefulNodeShutdown,
+    Gate::GracefulNodeShutdownBasedOnPodPriority,
     Gate::HostnameOverride,
     Gate::InPlacePodLevelResourcesVerticalScaling,
     Gate::InPlacePodVerticalScalingExclusiveCPUs,

@@ -8,6 +8,8 @@ use jiff::Timestamp;
 pub const REASON: &str = "Terminated";
 /// Message there, and of its DisruptionTarget condition.
 pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+/// Reason of that condition.
+pub const DISRUPTION: &str = "TerminationByKubelet";
 /// Why the node is not ready meanwhile.
 pub const NOT_READY: &str = "node is shutting down";
 /// Where the times of the last shutdown are kept, below the root directory.

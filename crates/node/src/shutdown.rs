@@ -110,9 +110,9 @@ pub struct ShutdownPorts {
     pub clock: Clock,
 }
 
-/// Starts the task; why the node is not ready while it shuts down. `periods`: see [`shutdown::periods`]; without any, shutdowns are not held up.
-pub fn start(periods: Vec<Period>, ports: ShutdownPorts, tasks: &Tasks) -> watch::Receiver<Vec<String>> {
-    let (not_ready, reasons) = watch::channel(Vec::new());
+/// Starts the task. `periods`: see [`shutdown::periods`]; without any, shutdowns are not held up. `not_ready` shows why the node is not ready while it shuts
+/// down.
+pub fn start(periods: Vec<Period>, ports: ShutdownPorts, not_ready: watch::Sender<Vec<String>>, tasks: &Tasks) {
     if !periods.is_empty() {
         info!(
             shutdownGracePeriodRequested = ?shutdown::requested(&periods),
@@ -122,7 +122,6 @@ pub fn start(periods: Vec<Period>, ports: ShutdownPorts, tasks: &Tasks) -> watch
         let keeper = Keeper { periods, ports, not_ready };
         tasks.spawn_until_stop(keeper.run());
     }
-    reasons
 }
 
 struct Keeper {

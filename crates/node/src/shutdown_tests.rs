@@ -185,7 +185,8 @@ impl World {
             clock,
         };
         let periods = shutdown::periods(&[], Duration::from_secs(30), Duration::from_secs(10));
-        let not_ready = start(periods, ports, &tasks);
+        let (reasons, not_ready) = watch::channel(Vec::new());
+        start(periods, ports, reasons, &tasks);
         settle().await;
         Self { log, service, told, metrics, not_ready, file, tasks }
     }

@@ -19,6 +19,7 @@ mod oom;
 mod plugin_volumes;
 mod pod_cidr;
 mod pods;
+mod shutdown;
 mod startup;
 mod table;
 mod version;

@@ -54,6 +54,7 @@ pub(crate) struct Parts {
     pub(crate) volumes_in_use: watch::Receiver<Arc<Vec<String>>>,
     pub(crate) drivers: watch::Receiver<Arc<Drivers>>,
     pub(crate) pressures: watch::Receiver<Pressures>,
+    pub(crate) not_ready: watch::Receiver<Vec<String>>,
     pub(crate) events: Arc<dyn NodeEvents>,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
@@ -96,8 +97,7 @@ pub(crate) fn start(
         machine: watch::channel(Arc::new(machine(resources))).1,
         addresses: addresses(flags, name),
         pressures: parts.pressures,
-        // What else keeps a node from being ready has no source yet: the shutdown manager and the storage drivers write here.
-        not_ready: watch::channel(Vec::new()).1,
+        not_ready: parts.not_ready,
         drivers: Some(parts.drivers),
         volumes_in_use: parts.volumes_in_use,
         events,

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::node::eviction::{Eviction, EvictionPorts};
+use ::node::shutdown::ShutdownPorts;
 use config::{CgroupDriver, Flags, Gate, Gates, KubeletConfiguration};
 use cri::port::RuntimeStreaming;
 use cri::{CallObserver, CriClient, CriError, RuntimeMutator, RuntimeReader};
@@ -46,7 +47,7 @@ use serve::{Bound, Checks, CriContainers, Health, Server};
 use telemetry::LogLimiter;
 use telemetry::klog;
 use telemetry::metrics::{BuildInfo, Metrics};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::credentials::{self, NodeKeyring, Places};
@@ -62,6 +63,7 @@ use crate::node_object::{self, Parts};
 use crate::oom;
 use crate::plugin_volumes::{self, ClusterVolumes};
 use crate::pod_cidr::PodCidr;
+use crate::shutdown;
 use crate::startup;
 use crate::version;
 use crate::view::{ApiView, View};
@@ -301,7 +303,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         user_namespaces,
         reader: runtime.reader,
         mutator: runtime.mutator,
-        host,
+        host: host.clone(),
         plugins: Arc::new(plugin_volumes::Port(volumes.clone())),
         admit: admit.clone(),
         clock: clock.clone(),
@@ -317,6 +319,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let (updates_tx, updates) = mpsc::channel(16);
     let mut sources = sources(&config, &gates, &node_name, &clock, updates_tx.clone(), &tasks)?;
     let (mut api, mut node_object, mut node_view) = (None, None, None);
+    let (not_ready_out, not_ready) = watch::channel(Vec::new());
     if let Some(cluster) = &cluster {
         let parts = Parts {
             runtime: deps.reader.clone(),
@@ -326,6 +329,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             volumes_in_use: volumes.in_use(),
             drivers: drivers.registered(),
             pressures: eviction.pressures(),
+            not_ready,
             events: node_events.clone(),
             clock: clock.clone(),
             random: deps.random.clone(),
@@ -351,9 +355,23 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         let pods = cluster.follow_pods(&node_name, known, mirrors.clone(), clock.clone(), updates_tx, &tasks);
         api = Some(ApiView { client: cluster.client.clone(), node: handles.watching, pods });
     }
+    let shutdown_admit = admit.clone();
     let dispatcher = Dispatcher::new(deps, admit, mirrors, tasks.clone(), sources, pleg.pods);
     volumes.start(node_view, dispatcher.all_seen());
     tasks.spawn_until_stop(eviction.run(dispatcher.ends()));
+    let shutdown_ports = ShutdownPorts {
+        service: Arc::new(shutdown::SystemLogind),
+        pods: Arc::new(shutdown::Workers {
+            registry: registry.clone(),
+            admit: shutdown_admit,
+            ends: dispatcher.ends(),
+        }),
+        state: shutdown::ShutdownTimes::new(&gates, &host, flags.root_dir()),
+        events: node_events,
+        metrics: metrics.clone(),
+        clock: clock.clone(),
+    };
+    ::node::shutdown::start(shutdown::periods(&config, &gates), shutdown_ports, not_ready_out, &tasks);
     let registry_dir = flags.root_dir().join("plugins_registry");
     tasks.spawn(plugins::registration::run(registry_dir, vec![Arc::new(drivers)], tasks.stop().clone()));
     let view: Arc<View> = Arc::new(View {
