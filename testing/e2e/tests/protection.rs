@@ -100,7 +100,8 @@ fn a_shutdown_waits_for_pods_in_the_order_of_their_priorities() {
     critical["spec"]["priority"] = json!(2_000_001_000);
     let mut done = pod("done", [container("c", "exit 0")]);
     done["spec"]["restartPolicy"] = json!("Never");
-    for manifest in [pod("app", [container("c", slow)]), critical, done] {
+    for mut manifest in [pod("app", [container("c", slow)]), critical, done] {
+        manifest["spec"]["terminationGracePeriodSeconds"] = json!(30);
         node.write(&format!("{}.yaml", manifest["metadata"]["name"].as_str().unwrap()), &manifest);
     }
     node.wait_running("app");
