@@ -75,6 +75,11 @@ impl RpcError {
         Self { code: tonic::Code::DeadlineExceeded as i32, message: "context deadline exceeded".to_owned() }
     }
 
+    /// gRPC's name of its code.
+    pub fn code_name(&self) -> &'static str {
+        code_name(self.code)
+    }
+
     /// False when the driver may still be at it, or may have done it: what failed so may have happened.
     pub fn is_final(&self) -> bool {
         use tonic::Code;

@@ -82,12 +82,18 @@ pub(crate) struct Running {
     pub(crate) health: Health,
 }
 
-/// Counts runtime calls.
+/// Counts calls to the runtime and to drivers.
 struct CallMetrics(Arc<Metrics>);
 
 impl CallObserver for CallMetrics {
     fn observed(&self, call: &'static str, took: Duration, error: Option<&CriError>) {
         self.0.runtime_operation(call, took, error.is_some());
+    }
+}
+
+impl plugins::csi::CallObserver for CallMetrics {
+    fn called(&self, driver: &str, method: &'static str, code: &'static str, took: Duration) {
+        self.0.beside.csi_call(driver, method, code, took);
     }
 }
 
@@ -211,7 +217,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
         Some(cluster) => cluster.objects(&config, gates.enabled(Gate::ClusterTrustBundleProjection), &tasks),
         None => Arc::new(Standalone),
     };
-    let drivers = Drivers::default();
+    let drivers = Drivers::observed_by(Arc::new(CallMetrics(metrics.clone())));
     let volume_objects: Arc<dyn Objects> = match &cluster {
         Some(cluster) => {
             let volumes = Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks));

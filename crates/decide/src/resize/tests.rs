@@ -396,7 +396,7 @@ proptest! {
         let resize = made.resize.clone().unwrap_or_default();
         prop_assert_eq!(made.resize.is_none(), old == new);
         let quota = |milli: i64| crate::resources::cpu::quota(milli, 100_000);
-        let mut check = |has: &PodAllocation, current: &model::cgroup::CgroupResources| -> Result<(), TestCaseError> {
+        let check = |has: &PodAllocation, current: &model::cgroup::CgroupResources| -> Result<(), TestCaseError> {
             let all: Vec<_> = has.containers.values().map(|r| sizes(None, r)).collect();
             prop_assert!(all.iter().map(|s| s.memory_limit).sum::<i64>() <= current.memory_limit.expect("limited"));
             prop_assert!(all.iter().map(|s| quota(s.cpu_limit)).sum::<i64>() <= current.cpu_quota.expect("limited"));

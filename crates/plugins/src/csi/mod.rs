@@ -7,7 +7,9 @@ mod table;
 pub use requests::{Context, expand_request, publish_request, stage_request};
 pub use table::{Driver, Drivers};
 
-use std::time::Duration;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tonic::transport::Channel;
 
@@ -43,21 +45,51 @@ pub struct Capabilities {
 /// The result of a call.
 pub type RpcResult<T> = Result<T, RpcError>;
 
-/// Waits for an answer, no longer than [`DEADLINE`].
-async fn answer<T>(call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> RpcResult<T> {
-    match tokio::time::timeout(DEADLINE, call).await {
-        Ok(answer) => Ok(answer?.into_inner()),
-        Err(_) => Err(RpcError::timed_out()),
-    }
+/// Looks on at calls: for metrics.
+pub trait CallObserver: Send + Sync {
+    /// A call has ended. `method`: as gRPC names it, `/csi.v1.Node/NodeGetInfo`; `code`: `OK`, `Internal`, …
+    fn called(&self, driver: &str, method: &'static str, code: &'static str, took: Duration);
 }
 
 /// The calls to one driver's node service. Clones share the connection, which is made anew when it was lost.
-#[derive(Clone, Debug)]
-pub struct Calls(NodeClient<Channel>);
+#[derive(Clone)]
+pub struct Calls {
+    client: NodeClient<Channel>,
+    driver: Arc<str>,
+    observer: Option<Arc<dyn CallObserver>>,
+}
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Calls").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
 
 impl Calls {
-    pub(crate) fn new(channel: Channel) -> Self {
-        Self(NodeClient::new(channel))
+    pub(crate) fn new(driver: &str, channel: Channel, observer: Option<Arc<dyn CallObserver>>) -> Self {
+        Self { client: NodeClient::new(channel), driver: driver.into(), observer }
+    }
+
+    fn client(&self) -> NodeClient<Channel> {
+        self.client.clone()
+    }
+
+    /// Waits for an answer, no longer than [`DEADLINE`].
+    async fn answer<T>(
+        &self,
+        method: &'static str,
+        call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    ) -> RpcResult<T> {
+        let begun = Instant::now();
+        let answer = match tokio::time::timeout(DEADLINE, call).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner).map_err(RpcError::from),
+            Err(_) => Err(RpcError::timed_out()),
+        };
+        if let Some(observer) = &self.observer {
+            let code = answer.as_ref().err().map_or("OK", RpcError::code_name);
+            observer.called(&self.driver, method, code, begun.elapsed());
+        }
+        answer
     }
 
     /// NodeGetInfo.
@@ -65,7 +97,7 @@ impl Calls {
     /// # Errors
     /// The driver's, or that it does not answer; the same for every call.
     pub async fn info(&self) -> RpcResult<NodeGetInfoResponse> {
-        answer(self.0.clone().node_get_info(NodeGetInfoRequest {})).await
+        self.answer("/csi.v1.Node/NodeGetInfo", self.client().node_get_info(NodeGetInfoRequest {})).await
     }
 
     /// NodeGetCapabilities.
@@ -73,7 +105,12 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn capabilities(&self) -> RpcResult<Capabilities> {
-        let told = answer(self.0.clone().node_get_capabilities(NodeGetCapabilitiesRequest {})).await?;
+        let told = self
+            .answer(
+                "/csi.v1.Node/NodeGetCapabilities",
+                self.client().node_get_capabilities(NodeGetCapabilitiesRequest {}),
+            )
+            .await?;
         let mut all = Capabilities::default();
         for Type::Rpc(one) in told.capabilities.iter().filter_map(|c| c.r#type.as_ref()) {
             match one.r#type() {
@@ -94,7 +131,7 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn stage(&self, request: NodeStageVolumeRequest) -> RpcResult<()> {
-        answer(self.0.clone().node_stage_volume(request)).await.map(|_| ())
+        self.answer("/csi.v1.Node/NodeStageVolume", self.client().node_stage_volume(request)).await.map(|_| ())
     }
 
     /// NodeUnstageVolume.
@@ -102,7 +139,7 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn unstage(&self, request: NodeUnstageVolumeRequest) -> RpcResult<()> {
-        answer(self.0.clone().node_unstage_volume(request)).await.map(|_| ())
+        self.answer("/csi.v1.Node/NodeUnstageVolume", self.client().node_unstage_volume(request)).await.map(|_| ())
     }
 
     /// NodePublishVolume.
@@ -110,7 +147,7 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn publish(&self, request: NodePublishVolumeRequest) -> RpcResult<()> {
-        answer(self.0.clone().node_publish_volume(request)).await.map(|_| ())
+        self.answer("/csi.v1.Node/NodePublishVolume", self.client().node_publish_volume(request)).await.map(|_| ())
     }
 
     /// NodeUnpublishVolume.
@@ -118,7 +155,7 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn unpublish(&self, request: NodeUnpublishVolumeRequest) -> RpcResult<()> {
-        answer(self.0.clone().node_unpublish_volume(request)).await.map(|_| ())
+        self.answer("/csi.v1.Node/NodeUnpublishVolume", self.client().node_unpublish_volume(request)).await.map(|_| ())
     }
 
     /// NodeExpandVolume; the size in bytes that the volume has then, 0 when the driver does not say.
@@ -126,7 +163,9 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn expand(&self, request: NodeExpandVolumeRequest) -> RpcResult<i64> {
-        answer(self.0.clone().node_expand_volume(request)).await.map(|a| a.capacity_bytes)
+        self.answer("/csi.v1.Node/NodeExpandVolume", self.client().node_expand_volume(request))
+            .await
+            .map(|a| a.capacity_bytes)
     }
 
     /// NodeGetVolumeStats.
@@ -134,6 +173,6 @@ impl Calls {
     /// # Errors
     /// As [`Calls::info`].
     pub async fn stats(&self, request: NodeGetVolumeStatsRequest) -> RpcResult<NodeGetVolumeStatsResponse> {
-        answer(self.0.clone().node_get_volume_stats(request)).await
+        self.answer("/csi.v1.Node/NodeGetVolumeStats", self.client().node_get_volume_stats(request)).await
     }
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use decide::node::csi::{DriverNode, Drivers as Registered};
 use tokio::sync::watch;
 
-use super::Calls;
+use super::{CallObserver, Calls};
 use crate::registration::Handler;
 use crate::wire::channel;
 use crate::wire::csi_v1::NodeGetInfoResponse;
@@ -24,15 +24,16 @@ pub struct Driver {
 }
 
 /// The table. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Drivers {
     drivers: Arc<Mutex<BTreeMap<String, Arc<Driver>>>>,
     told: watch::Sender<Arc<Registered>>,
+    observer: Option<Arc<dyn CallObserver>>,
 }
 
 impl Default for Drivers {
     fn default() -> Self {
-        Self { drivers: Arc::default(), told: watch::Sender::new(Arc::default()) }
+        Self { drivers: Arc::default(), told: watch::Sender::new(Arc::default()), observer: None }
     }
 }
 
@@ -62,6 +63,11 @@ fn limit(told: &NodeGetInfoResponse) -> Option<i32> {
 }
 
 impl Drivers {
+    /// A table whose drivers' calls are looked on at.
+    pub fn observed_by(observer: Arc<dyn CallObserver>) -> Self {
+        Self { observer: Some(observer), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Driver>>> {
         self.drivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +137,7 @@ impl Handler for Drivers {
         if !Path::new(&info.endpoint).is_absolute() {
             return Err(format!("endpoint {:?} of CSI driver {name:?} is not an absolute path", info.endpoint));
         }
-        let calls = Calls::new(channel(info.endpoint.clone().into()));
+        let calls = Calls::new(name, channel(info.endpoint.clone().into()), self.observer.clone());
         let told = calls.info().await.map_err(|e| format!("failed to get NodeGetInfo from driver {name:?}: {e}"))?;
         if told.node_id.is_empty() {
             return Err(format!("error adding CSI driver node info: driverNodeID must not be empty (driver {name:?})"));

@@ -307,7 +307,6 @@ impl Worker {
             pod_sandbox_id: sandbox_id.to_owned(),
             overhead: Some(overhead),
             resources: Some(resources),
-            ..Default::default()
         };
         match self.deps.mutator.update_pod_sandbox_resources(request).await {
             Err(e) if !unimplemented(&e) => Err(e.to_string()),

@@ -83,6 +83,7 @@ pub struct Beside {
     transports: CounterVec,
     transport_entries: Gauge,
     storage_operations: HistogramVec,
+    csi_operations: HistogramVec,
     volume_operations: HistogramVec,
     volumes: GaugeVec,
 }
@@ -281,6 +282,12 @@ impl Beside {
                 &["volume_plugin", "operation_name", "status", "migrated"],
                 STORAGE_BUCKETS,
             )?,
+            csi_operations: on.histograms(
+                "csi_operations_seconds",
+                "Seconds that a call to a CSI driver took.",
+                &["driver_name", "method_name", "grpc_status_code", "migrated"],
+                STORAGE_BUCKETS,
+            )?,
             volume_operations: on.histograms(
                 "volume_operation_total_seconds",
                 "Seconds from the beginning to the success of an operation on a pod's volumes.",
@@ -350,6 +357,11 @@ impl Beside {
         if !failed {
             self.volume_operations.with_label_values(&[plugin, "overall_volume_mount"]).observe(took.as_secs_f64());
         }
+    }
+
+    /// A call to a CSI driver, with the code that gRPC gives.
+    pub fn csi_call(&self, driver: &str, method: &str, code: &str, took: Duration) {
+        self.csi_operations.with_label_values(&[driver, method, code, "false"]).observe(took.as_secs_f64());
     }
 
     /// Volumes by plugin: those that pods ask for, and those that are there.

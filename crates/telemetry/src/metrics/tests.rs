@@ -86,6 +86,16 @@ fn names_types_and_labels_are_gos() {
     assert_eq!(actual, expected);
 }
 
+/// A node without drivers shows nothing of them, so they are not in the reference.
+#[test]
+fn calls_to_drivers() {
+    let metrics = Metrics::new().unwrap();
+    metrics.beside.csi_call("d", "/csi.v1.Node/NodeGetInfo", "OK", Duration::from_secs(1));
+    let line = "csi_operations_seconds_count{driver_name=\"d\",grpc_status_code=\"OK\",method_name=\"/csi.v1.Node/NodeGetInfo\",migrated=\"false\"} 1";
+    let text = metrics.encode().unwrap();
+    assert!(text.lines().any(|have| have == line), "{text}");
+}
+
 #[test]
 fn sli_page() {
     let shape = shape(&filled().health);

@@ -158,6 +158,9 @@ pub(crate) fn figures_and_health(cluster: &mut Cluster) {
     });
     let used = "kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"told\"} 1048576";
     assert!(page("/metrics").lines().any(|l| l == used));
+    let calls = "csi_operations_seconds_count{driver_name=\"tells.csi.test\",grpc_status_code=\"OK\",\
+        method_name=\"/csi.v1.Node/NodePublishVolume\",migrated=\"false\"} ";
+    assert!(page("/metrics").lines().any(|l| l.starts_with(calls)));
 
     hung.faults(&json!({}));
     cluster.delete("measured");
