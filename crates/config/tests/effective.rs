@@ -273,7 +273,6 @@ fn all_errors_are_told_and_the_rest_is_used() {
             "clusterDNS[0]",
             "containerLogMaxSize",
             "containerRuntimeEndpoint",
-            "cpuManagerPolicyOptions",
             "cpuManagerPolicyOptions.align-by-socket",
             "cpuManagerPolicyOptions.x",
             "evictionMinimumReclaim.pid.available",

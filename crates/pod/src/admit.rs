@@ -94,6 +94,7 @@ pub struct Candidate {
 
 /// Whether a pod may run.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is moved once, and most are of the large kind")]
 pub enum Verdict {
     /// It is decided.
     Now(Result<Admission, Refusal>),
@@ -478,14 +479,13 @@ impl Admitter {
     fn book(&mut self, form: &DesiredPod) -> Result<Admitted, Refusal> {
         let counted: Vec<String> =
             self.node.allocatable.keys().filter(|name| self.managers.counts(name)).cloned().collect();
-        let admitted = if counted.is_empty() {
+        if counted.is_empty() {
             self.ledger.admit(form, &self.node, &self.rules)
         } else {
             let mut node = self.node.clone();
             node.allocatable.retain(|name, _| !counted.contains(name));
             self.ledger.admit(form, &node, &self.rules)
-        };
-        admitted
+        }
     }
 
     /// Brings both verdicts together. What a refused pod got is taken back; what another one got is noted.

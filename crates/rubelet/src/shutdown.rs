@@ -79,7 +79,7 @@ pub(crate) struct ShutdownTimes {
 
 impl ShutdownTimes {
     /// None without the gate.
-    pub(crate) fn new(gates: &Gates, host: &Arc<dyn PodHost>, root: &Path) -> Option<Arc<dyn StateFile>> {
+    pub(crate) fn open(gates: &Gates, host: &Arc<dyn PodHost>, root: &Path) -> Option<Arc<dyn StateFile>> {
         let kept = gates.enabled(Gate::GracefulNodeShutdownBasedOnPodPriority);
         kept.then(|| Arc::new(Self { host: host.clone(), file: root.join(shutdown::STATE_FILE) }) as Arc<dyn StateFile>)
     }

@@ -386,7 +386,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
             admit: shutdown_admit,
             ends: dispatcher.ends(),
         }),
-        state: shutdown::ShutdownTimes::new(&gates, &host, flags.root_dir()),
+        state: shutdown::ShutdownTimes::open(&gates, &host, flags.root_dir()),
         events: node_events,
         metrics: metrics.clone(),
         clock: clock.clone(),

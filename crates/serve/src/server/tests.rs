@@ -259,7 +259,7 @@ async fn healthz_forms() {
     assert_eq!(running.body("GET /pods").await, (404, "404 page not found\n".into()));
 
     running.node.stuck.store(true, Ordering::Relaxed);
-    let lines = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\n";
+    let lines = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\n[+]device-plugin ok\n";
     assert_eq!(running.body("GET /healthz").await, failed(lines));
     assert_eq!(running.body("GET /healthz?exclude=syncloop").await, (200, "ok".into()));
     assert_eq!(
