@@ -84,7 +84,7 @@ impl Drop for Short<'_> {
         for (key, _) in self.node.config().clone().as_object().into_iter().flatten() {
             self.node.configure(key, config[key].clone());
         }
-        let _ = self.node.spawn();
+        self.node.spawn();
     }
 }
 
