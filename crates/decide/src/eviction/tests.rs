@@ -1,3 +1,4 @@
+//! Thresholds, pressures, the pod that goes, and its words: tables and properties.
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 

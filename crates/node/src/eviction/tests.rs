@@ -1,3 +1,4 @@
+//! The eviction task on a paused clock: what it asks for, whom it ends, what the node is told.
 use std::sync::Mutex;
 
 use decide::eviction::Observation;
