@@ -73,38 +73,37 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
     let runtime = setup::reference(shell)?;
     let (images, registry) = setup::suite_images(shell)?;
     let (kubelet, who) = match &options.kubelet {
-        Some(program) => (std::path::absolute(program).context("--kubelet")?, "other".to_owned()),
-        None => (setup::rubelet(shell, true)?, "rubelet".to_owned()),
+        Some(program) => {
+            (std::path::absolute(program).context("--kubelet")?, if options.record { "go" } else { "other" })
+        }
+        None => (setup::rubelet(shell, true)?, "rubelet"),
     };
-    let who = if options.record { "go".to_owned() } else { who };
-    let out = crate::root().join("target/conformance").join(&who);
+    let out = crate::root().join("target/conformance").join(who);
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut stage = Stage::create("conformance")?;
     // The runtime has a pause image of its own.
     let all: Vec<PathBuf> = images.iter().cloned().chain(setup::images(shell)?).collect();
     stage.start_containerd(&runtime, &all, true)?;
-    let served = stage.serve(&crate::root().join("lab/registry.py"), &images, &[&registry]);
-    let ran = served.and_then(|()| {
-        let suite = Suite { shell, stage: &stage, kubelet, out: out.clone() };
-        shards(&suite, options, &out)
-    });
+    let served = stage.serve(&images, &[&registry]);
+    let ran = served.and_then(|()| shards(&Suite { shell, stage: &stage, kubelet, out }, options));
     let closed = stage.close();
     let fine = ran?;
     closed?;
     Ok(fine)
 }
 
-fn shards(suite: &Suite<'_>, options: &Options, out: &std::path::Path) -> Result<bool> {
+fn shards(suite: &Suite<'_>, options: &Options) -> Result<bool> {
     let baseline = crate::root().join("lab/go-baseline.tsv");
     let go = results::read(&baseline)?;
-    let specs = if options.smoke { smoke(suite)? } else { suite.select(&options.filter, &options.focus)? };
-    let (specs, not_here): (Vec<Spec>, Vec<Spec>) =
-        specs.into_iter().partition(|s| !NOT_HERE.iter().any(|(name, _)| s.name.starts_with(name)));
-    for spec in not_here {
-        let why = NOT_HERE.iter().find(|(name, _)| spec.name.starts_with(name)).map_or("", |(_, why)| why);
-        println!("  left out: {}: {why}", spec.name);
-    }
-    let file = out.join("results.tsv");
+    let mut specs = if options.smoke { smoke(suite)? } else { suite.select(&options.filter, &options.focus)? };
+    specs.retain(|spec| match NOT_HERE.iter().find(|(name, _)| spec.name.starts_with(name)) {
+        Some((_, why)) => {
+            println!("  left out: {}: {why}", spec.name);
+            false
+        }
+        None => true,
+    });
+    let file = suite.out.join("results.tsv");
     let mut all = if options.resume { results::read(&file)? } else { Results::new() };
     let todo: Vec<&Spec> = specs.iter().filter(|s| !all.contains_key(&s.name)).collect();
     println!("  {} specs, {} of them still to be run", specs.len(), todo.len());
@@ -119,7 +118,7 @@ fn shards(suite: &Suite<'_>, options: &Options, out: &std::path::Path) -> Result
         }
         let began = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
         let name = format!("suite-{began}");
-        println!("  shard {}: {} specs, reports in {}/{name}", number + 1, shard.len(), out.display());
+        println!("  shard {}: {} specs, reports in {}/{name}", number + 1, shard.len(), suite.out.display());
         let side_by_side = if shard.iter().any(|s| s.serial) { 1 } else { procs };
         let ended = suite.run(&name, shard, side_by_side, left.map_or(limit, |l| l.min(limit)))?;
         let unknown = shard.iter().filter(|s| !ended.contains_key(&s.name)).count();

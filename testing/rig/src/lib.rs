@@ -16,6 +16,7 @@ pub mod mounts;
 pub mod network;
 pub mod processes;
 mod record;
+pub mod registry;
 mod stage;
 
 pub use keeper::{bound, spawn};

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::containerd::{Containerd, Layout, cni_plugins, config};
 use crate::processes::{Program, end};
 use crate::record::{self, Taken};
+use crate::registry::{Registry, Served};
 use crate::{cgroup, iptables, mounts, network};
 
 const PREFIX: &str = "rubelet-stage-";
@@ -39,7 +40,7 @@ pub struct Stage {
     dir: PathBuf,
     taken: Taken,
     containerd: Option<Child>,
-    registries: Vec<Child>,
+    registries: Vec<Registry>,
     closed: bool,
 }
 
@@ -170,36 +171,14 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts a registry (`script`: lab/registry.py) that serves image archives, from which containerd pulls the images of `hosts`.
+    /// Starts a registry that serves image archives, from which containerd pulls the images of `hosts` until the stage is closed.
     ///
     /// # Errors
     /// When it does not answer within 60 s.
-    pub fn serve(&mut self, script: &Path, archives: &[PathBuf], hosts: &[&str]) -> Result<()> {
-        let [port] = crate::free_ports().context("no free port on the loopback address")?;
-        let log = fs::File::create(self.dir.join("registry.log"))?;
-        let mut command = Command::new("python3");
-        command.arg(script).args(["--port", &port.to_string()]);
-        for archive in archives {
-            // By a path below the stage, by which the stage knows what to end.
-            let link = self.dir.join("served").join(archive.file_name().unwrap_or_default());
-            fs::create_dir_all(self.dir.join("served"))?;
-            std::os::unix::fs::symlink(archive, &link).with_context(|| format!("cannot link {}", link.display()))?;
-            command.arg(link);
-        }
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        self.registries.push(command.spawn().context("cannot start python3")?);
-        for host in hosts {
-            let dir = self.dir.join("hosts").join(host);
-            let mirror = format!(
-                "server = \"http://127.0.0.1:{port}\"\n[host.\"http://127.0.0.1:{port}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
-            );
-            fs::create_dir_all(&dir)?;
-            fs::write(dir.join("hosts.toml"), mirror)?;
-        }
-        if !crate::poll(Duration::from_secs(60), || crate::http::get_tcp(port, "/v2/").is_ok()) {
-            let log = crate::tail(&self.dir.join("registry.log"), 15);
-            bail!("the registry does not answer; the end of its log:\n{log}");
-        }
+    pub fn serve(&mut self, archives: &[PathBuf], hosts: &[&str]) -> Result<()> {
+        let hosts_dir = self.dir.join("hosts");
+        let served = Served { dir: &self.dir, hosts_dir: &hosts_dir, hosts, archives, flags: &[] };
+        self.registries.push(Registry::start(&served, Duration::from_secs(60))?);
         Ok(())
     }
 
@@ -223,10 +202,7 @@ impl Stage {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
         }
-        for mut registry in self.registries.drain(..) {
-            let _ = registry.kill();
-            let _ = registry.wait();
-        }
+        self.registries.clear();
         if let Some(mut child) = self.containerd.take() {
             // It has to be waited for while it is ended, or it would stay as a zombie.
             let waiter = std::thread::spawn(move || child.wait());
