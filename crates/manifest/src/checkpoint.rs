@@ -30,6 +30,16 @@ pub enum CheckpointError {
     },
 }
 
+impl CheckpointError {
+    /// Compares a file's checksum with that of its data.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Corrupt`]: it was changed since it was written.
+    pub(crate) fn check(found: u64, wanted: u32) -> Result<(), Self> {
+        if found == u64::from(wanted) { Ok(()) } else { Err(Self::Corrupt { found, wanted }) }
+    }
+}
+
 #[derive(Deserialize)]
 struct File {
     data: String,
@@ -63,10 +73,7 @@ pub fn encode_allocations(allocations: &Allocations) -> Vec<u8> {
 /// [`CheckpointError`]: it is not JSON of this form, or was changed since it was written.
 pub fn decode_allocations(bytes: &[u8]) -> Result<Allocations, CheckpointError> {
     let File { data, checksum } = serde_json::from_slice(bytes).map_err(CheckpointError::Syntax)?;
-    let wanted = string_checksum(&data);
-    if checksum != u64::from(wanted) {
-        return Err(CheckpointError::Corrupt { found: checksum, wanted });
-    }
+    CheckpointError::check(checksum, string_checksum(&data))?;
     let data: Data = serde_json::from_str(&data).map_err(CheckpointError::Syntax)?;
     let pod = |e: Entry| PodAllocation {
         containers: e.container_resources.unwrap_or_default(),

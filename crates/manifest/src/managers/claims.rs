@@ -72,13 +72,6 @@ struct Data {
     claims: Option<Vec<ClaimEntry>>,
 }
 
-/// CRC-32 as IEEE 802.3 has it.
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 })
-    })
-}
-
 fn list<T>(items: Option<&Vec<T>>, one: impl Fn(&T) -> String) -> String {
     items.map_or("null".into(), |all| format!("[{}]", all.iter().map(one).collect::<Vec<_>>().join(",")))
 }
@@ -124,7 +117,7 @@ pub fn encode_claims(claims: &[ClaimEntry]) -> Vec<u8> {
         "{{\"kind\":\"{KIND}\",\"apiVersion\":\"{API_VERSION}\",\"ClaimInfoStateList\":[{}]}}",
         claims.join(",")
     );
-    format!("{{\"Data\":{},\"Checksum\":{}}}", go_json_string(&data), crc32(data.as_bytes())).into_bytes()
+    format!("{{\"Data\":{},\"Checksum\":{}}}", go_json_string(&data), crc32fast::hash(data.as_bytes())).into_bytes()
 }
 
 /// Reads a file's content.
@@ -133,10 +126,7 @@ pub fn encode_claims(claims: &[ClaimEntry]) -> Vec<u8> {
 /// [`CheckpointError`]: it is not JSON of this form, or was changed since it was written.
 pub fn decode_claims(bytes: &[u8]) -> Result<Vec<ClaimEntry>, CheckpointError> {
     let File { data, checksum: found } = serde_json::from_slice(bytes).map_err(CheckpointError::Syntax)?;
-    let wanted = crc32(data.as_bytes());
-    if found != u64::from(wanted) {
-        return Err(CheckpointError::Corrupt { found, wanted });
-    }
+    CheckpointError::check(found, crc32fast::hash(data.as_bytes()))?;
     let data: Data = serde_json::from_str(&data).map_err(CheckpointError::Syntax)?;
     Ok(data.claims.unwrap_or_default())
 }

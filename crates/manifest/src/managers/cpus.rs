@@ -68,8 +68,8 @@ pub fn encode_cpus(c: &CpuCheckpoint) -> Vec<u8> {
 /// [`CheckpointError`]: it is not JSON of this form, or was changed since it was written.
 pub fn decode_cpus(bytes: &[u8]) -> Result<CpuCheckpoint, CheckpointError> {
     let File { content, checksum: found } = serde_json::from_slice(bytes).map_err(CheckpointError::Syntax)?;
-    let wanted = checksum(&content);
-    if found == u64::from(wanted) { Ok(content) } else { Err(CheckpointError::Corrupt { found, wanted }) }
+    CheckpointError::check(found, checksum(&content))?;
+    Ok(content)
 }
 
 #[cfg(test)]

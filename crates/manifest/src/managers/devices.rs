@@ -161,10 +161,7 @@ pub fn encode_devices(checkpoint: &DeviceCheckpoint) -> Vec<u8> {
 /// [`CheckpointError`]: it is not JSON of this form, or was changed since it was written.
 pub fn decode_devices(bytes: &[u8]) -> Result<DeviceCheckpoint, CheckpointError> {
     let DeviceFile { data, checksum } = serde_json::from_slice(bytes).map_err(CheckpointError::Syntax)?;
-    let wanted = data.checksum();
-    if checksum != u64::from(wanted) {
-        return Err(CheckpointError::Corrupt { found: checksum, wanted });
-    }
+    CheckpointError::check(checksum, data.checksum())?;
     let registered = data.registered.unwrap_or_default();
     Ok(DeviceCheckpoint {
         entries: data.entries.unwrap_or_default(),

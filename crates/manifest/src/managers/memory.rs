@@ -162,8 +162,8 @@ pub fn decode_memory(bytes: &[u8]) -> Result<MemoryCheckpoint, CheckpointError> 
     let file: File = serde_json::from_slice(bytes).map_err(CheckpointError::Syntax)?;
     let (found, policy_name) = (file.checksum, file.policy_name);
     let content = MemoryCheckpoint { policy_name, machine_state: file.machine_state, entries: file.entries };
-    let wanted = checksum(&content);
-    if found == u64::from(wanted) { Ok(content) } else { Err(CheckpointError::Corrupt { found, wanted }) }
+    CheckpointError::check(found, checksum(&content))?;
+    Ok(content)
 }
 
 #[cfg(test)]
