@@ -120,15 +120,11 @@ async fn chap(shared: &Shared, volume: &CsiVolume) -> Result<Chap, String> {
 
 async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Failed> {
     let (of, volume) = (&job.of, &wish.volume);
-    let (map, wait) = (of.block, if of.block { "MapVolume.WaitForAttach" } else { "MountVolume.WaitForAttach" });
-    let reason = if map { "FailedMapVolume" } else { "FailedMount" };
-    let words = Words { of, stage: wait, reason };
+    let map = of.block;
+    let words = Words::by_mode(of, "MapVolume.WaitForAttach", "MountVolume.WaitForAttach");
     right_node(shared, volume, &words)?;
     if let Some(Disk::Local { path }) = &volume.disk {
-        let first = Words {
-            stage: if map { "MapVolume.SetUpDevice" } else { "MountVolume.NewMounter initialization" },
-            ..words
-        };
+        let first = Words::by_mode(of, "MapVolume.SetUpDevice", "MountVolume.NewMounter initialization");
         let at = path.clone();
         match blocking(move || Ok(local(&at)?)).await.map_err(|e| first.before(e))? {
             Local::Directory if map => return Err(first.before(format!("{path} is no block device"))),
@@ -162,7 +158,7 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
     let mut options: Vec<String> = volume.read_only.then(|| "ro".to_owned()).into_iter().collect();
     options.extend(label.as_deref().map(selinux::mount_option));
     options.extend(volume.mount_options.iter().filter(|o| !options.contains(o)).cloned().collect::<Vec<_>>());
-    let words = Words { of, stage: "MountVolume.MountDevice", reason };
+    let words = Words { stage: "MountVolume.MountDevice", ..words };
     let (layout, identity, fs_type, tools) =
         (shared.layout.clone(), of.clone(), volume.fs_type.clone(), shared.tools.clone());
     blocking(move || {
@@ -268,11 +264,7 @@ async fn map(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Result<Ou
 
 async fn unpublish(shared: &Shared, job: &Job, uid: &PodUid) -> Result<Outcome, Failed> {
     let of = &job.of;
-    let words = if of.block {
-        Words { of, stage: "UnmapVolume.UnmapPodDevice", reason: "FailedMapVolume" }
-    } else {
-        Words { of, stage: "UnmountVolume.TearDown", reason: "FailedMount" }
-    };
+    let words = Words::by_mode(of, "UnmapVolume.UnmapPodDevice", "UnmountVolume.TearDown");
     let (layout, identity, pod) = (shared.layout.clone(), of.clone(), uid.clone());
     blocking(move || {
         if identity.block {

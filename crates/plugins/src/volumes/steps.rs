@@ -89,7 +89,15 @@ pub(super) struct Words<'a> {
     pub(super) reason: &'static str,
 }
 
-impl Words<'_> {
+impl<'a> Words<'a> {
+    /// Of a step that has one name for block volumes and another one for mounted ones.
+    pub(super) fn by_mode(of: &'a Identity, block: &'static str, mounted: &'static str) -> Self {
+        match of.block {
+            true => Self { of, stage: block, reason: "FailedMapVolume" },
+            false => Self { of, stage: mounted, reason: "FailedMount" },
+        }
+    }
+
     pub(super) fn failed(&self, kind: Kind, text: impl std::fmt::Display) -> Failed {
         let message = format!("{} failed for volume \"{}\" : {text}", self.stage, self.of.spec_name);
         Failed { kind, reason: self.reason, message }
@@ -184,8 +192,7 @@ async fn gather(
 }
 
 async fn attachment(shared: &Shared, volume: &CsiVolume, of: &Identity) -> Result<BTreeMap<String, String>, Failed> {
-    let stage = if of.block { "MapVolume.WaitForAttach" } else { "MountVolume.WaitForAttach" };
-    let words = Words { of, stage, reason: if of.block { "FailedMapVolume" } else { "FailedMount" } };
+    let words = Words::by_mode(of, "MapVolume.WaitForAttach", "MountVolume.WaitForAttach");
     let handle = &volume.handle;
     let name = csi::attachment_name(handle, &volume.driver, &shared.layout.node);
     let found = shared
@@ -204,11 +211,7 @@ async fn attachment(shared: &Shared, volume: &CsiVolume, of: &Identity) -> Resul
 
 async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Failed> {
     let (of, volume) = (&job.of, &wish.volume);
-    let words = if of.block {
-        Words { of, stage: "MapVolume.SetUpDevice", reason: "FailedMapVolume" }
-    } else {
-        Words { of, stage: "MountVolume.MountDevice", reason: "FailedMount" }
-    };
+    let words = Words::by_mode(of, "MapVolume.SetUpDevice", "MountVolume.MountDevice");
     let rules = shared.objects.rules(&volume.driver).await.map_err(|e| words.before(e))?;
     let getting = if of.block {
         "blockMapper.SetUpDevice failed to get CSI client"
@@ -274,11 +277,7 @@ async fn tokens(shared: &Shared, wish: &Wish, rules: &DriverRules) -> Result<Opt
 
 async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Result<Outcome, Failed> {
     let (of, volume) = (&job.of, &wish.volume);
-    let words = if of.block {
-        Words { of, stage: "MapVolume.MapPodDevice", reason: "FailedMapVolume" }
-    } else {
-        Words { of, stage: "MountVolume.SetUp", reason: "FailedMount" }
-    };
+    let words = Words::by_mode(of, "MapVolume.MapPodDevice", "MountVolume.SetUp");
     let rules = shared.objects.rules(&volume.driver).await.map_err(|e| words.before(e))?;
     if !of.block {
         rules.check_lifecycle(&volume.driver, volume.lifecycle).map_err(|e| {
@@ -450,11 +449,7 @@ async fn expand(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Result
 
 async fn unpublish(shared: &Shared, job: &Job, uid: &PodUid) -> Result<Outcome, Failed> {
     let of = &job.of;
-    let words = if of.block {
-        Words { of, stage: "UnmapVolume.UnmapPodDevice", reason: "FailedMapVolume" }
-    } else {
-        Words { of, stage: "UnmountVolume.TearDown", reason: "FailedMount" }
-    };
+    let words = Words::by_mode(of, "UnmapVolume.UnmapPodDevice", "UnmountVolume.TearDown");
     let getting = "kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client";
     let driver = shared.drivers.get(&of.driver).map_err(|e| words.before(format!("{getting}: {e}")))?;
     if of.block {
