@@ -17,7 +17,7 @@ mod tree;
 mod types;
 mod validate;
 
-pub use flags::{FlagError, FlagProblem, Flags, VersionRequest, parse_flags};
+pub use flags::{FlagError, FlagProblem, Flags, VersionRequest, parse_bool, parse_flags};
 pub use gates::{Gate, Gates, Stage};
 pub use load::{Files, Host, HostFiles, Loaded, load};
 pub use nested::*;

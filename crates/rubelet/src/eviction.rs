@@ -30,14 +30,13 @@ const CONTAINERS: Duration = Duration::from_secs(30);
 /// What is configured.
 pub(crate) fn config(config: &KubeletConfiguration, flags: &Flags, gates: &Gates) -> EvictionConfig {
     let graces = config.eviction_soft_grace_period.iter();
-    let pods_enforced = config.enforce_node_allocatable.iter().any(|e| e == "pods");
     EvictionConfig {
         hard: config.eviction_hard.clone(),
         soft: config.eviction_soft.clone(),
         // Validated before.
         soft_grace: graces.filter_map(|(k, v)| Some((k.clone(), config::duration::parse(v).ok()?))).collect(),
         minimum_reclaim: config.eviction_minimum_reclaim.clone(),
-        allocatable_enforced: pods_enforced && !flags.allocatable_ignores_eviction(),
+        allocatable_enforced: crate::node::enforces_pods(config) && !flags.allocatable_ignores_eviction(),
         transition: config.eviction_pressure_transition_period,
         max_pod_grace: config.eviction_max_pod_grace_period,
         kernel_notification: config.kernel_memcg_notification,

@@ -56,7 +56,8 @@ pub(crate) async fn start(
 fn settings(Given { config, flags, gates, facts }: Given<'_>) -> Result<::managers::Config, Failure> {
     let place = std::env::var_os(DEVICE_PLUGINS_VARIABLE).filter(|dir| !dir.is_empty());
     let topology = host::proc::numa_topology(Path::new(node::SYS), facts.memory.total)?;
-    let option = |of: &BTreeMap<String, String>, name: &str| of.get(name).is_some_and(|v| is_true(v));
+    let option =
+        |of: &BTreeMap<String, String>, name: &str| of.get(name).is_some_and(|v| config::parse_bool(v) == Ok(true));
     let of_cpus = |name: &str| option(&config.cpu_manager_policy_options, name);
     let cpus = (config.cpu_manager_policy == CpuManagerPolicy::Static).then(|| CpuConfig {
         options: cpus::Options {
@@ -100,11 +101,6 @@ fn settings(Given { config, flags, gates, facts }: Given<'_>) -> Result<::manage
         max_nodes: config.topology_manager_policy_options.get("max-allowable-numa-nodes").and_then(|n| n.parse().ok()),
         topology,
     })
-}
-
-/// What Go reads as true.
-fn is_true(text: &str) -> bool {
-    matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True")
 }
 
 fn memory(config: &KubeletConfiguration, facts: &Resources) -> Result<MemoryConfig, Failure> {

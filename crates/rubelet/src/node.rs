@@ -172,6 +172,11 @@ pub(crate) fn space(mountpoint: &str) -> Result<Space, String> {
     Ok(Space { capacity: figures.capacity, available: figures.available })
 }
 
+/// All pods together are held to what is allocatable (`enforceNodeAllocatable`).
+pub(crate) fn enforces_pods(config: &KubeletConfiguration) -> bool {
+    config.enforce_node_allocatable.iter().any(|e| e == "pods")
+}
+
 /// The groups of what is reserved, with what is written into them.
 pub(crate) fn reserved_groups(
     config: &KubeletConfiguration,

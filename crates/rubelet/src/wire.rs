@@ -131,7 +131,7 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let all_pods = AllPods {
         cgroups: cgroups.clone(),
         name: kubepods.clone(),
-        resources: facts.kubepods(config.enforce_node_allocatable.iter().any(|e| e == "pods")),
+        resources: facts.kubepods(node::enforces_pods(&config)),
     };
     let host: Arc<dyn PodHost> = Arc::new(NodeHost::new(
         Paths {

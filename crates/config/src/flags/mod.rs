@@ -9,6 +9,8 @@ mod shown;
 mod table;
 mod value;
 
+pub use value::parse_bool;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;

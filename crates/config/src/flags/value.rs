@@ -14,7 +14,11 @@ pub(super) fn without_value(kind: Kind) -> Option<&'static str> {
     matches!(kind, Kind::Bool | Kind::GoBool | Kind::Version).then_some("true")
 }
 
-fn go_bool(text: &str) -> Result<bool, String> {
+/// What Go reads as a truth value (`strconv.ParseBool`).
+///
+/// # Errors
+/// Go's words: it is none.
+pub fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -227,7 +231,7 @@ fn version(text: &str) -> Result<Value, String> {
         }
         return Err(format!("could not parse {} as version", quote(text)));
     }
-    go_bool(text).map(|yes| if yes { "true".into() } else { Value::Null })
+    parse_bool(text).map(|yes| if yes { "true".into() } else { Value::Null })
 }
 
 fn extended(old: Option<&Value>, new: Vec<Value>) -> Value {
@@ -250,8 +254,8 @@ fn strings<'t>(pairs: Vec<(&'t str, &'t str)>) -> Vec<(&'t str, Value)> {
 /// `Ok(None)`: the occurrence changes nothing.
 pub(super) fn parse(kind: Kind, text: &str, old: Option<&Value>) -> Result<Option<Value>, String> {
     let value = match kind {
-        Kind::Bool => go_bool(text)?.into(),
-        Kind::GoBool => go_bool(text).map_err(|_| "parse error")?.into(),
+        Kind::Bool => parse_bool(text)?.into(),
+        Kind::GoBool => parse_bool(text).map_err(|_| "parse error")?.into(),
         Kind::Int32 => pflag_int(text, i32::MIN.into(), i32::MAX.into())?,
         Kind::Int64 => pflag_int(text, i64::MIN, i64::MAX)?,
         Kind::GoInt => {
@@ -291,7 +295,7 @@ pub(super) fn parse(kind: Kind, text: &str, old: Option<&Value>) -> Result<Optio
         Kind::BoolMap => {
             let mut new = Vec::new();
             for (key, value) in pairs(text, '=', "string=bool")? {
-                let on = go_bool(value).map_err(|e| format!("invalid value of {key}: {value}, err: {e}"))?;
+                let on = parse_bool(value).map_err(|e| format!("invalid value of {key}: {value}, err: {e}"))?;
                 new.push((key, on.into()));
             }
             merged(old, new)

@@ -6,6 +6,7 @@ use model::quantity::Quantity;
 
 use super::Report;
 use crate::duration::{self, quote};
+use crate::flags::parse_bool;
 use crate::gates::{Gate, Gates};
 use crate::nested::TopologyManagerPolicy;
 use crate::types::KubeletConfiguration;
@@ -251,11 +252,7 @@ fn eviction(c: &KubeletConfiguration, r: &mut Report) {
 }
 
 fn option_bool(name: &str, value: &str) -> Option<String> {
-    let known = ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"];
-    (!known.contains(&value)).then(|| {
-        let (name, value) = (quote(name), quote(value));
-        format!("bad value for option {name}: strconv.ParseBool: parsing {value}: invalid syntax")
-    })
+    parse_bool(value).err().map(|why| format!("bad value for option {}: {why}", quote(name)))
 }
 
 fn managers(c: &KubeletConfiguration, gates: &Gates, r: &mut Report) {
@@ -291,7 +288,7 @@ fn managers(c: &KubeletConfiguration, gates: &Gates, r: &mut Report) {
     }
     let on = |name: &str| {
         let value = c.cpu_manager_policy_options.get(name);
-        value.is_some_and(|v| ["1", "t", "T", "true", "TRUE", "True"].contains(&v.as_str()))
+        value.is_some_and(|v| parse_bool(v) == Ok(true))
     };
     for (a, b) in [
         ("full-pcpus-only", "distribute-cpus-across-cores"),
