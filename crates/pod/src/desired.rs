@@ -24,6 +24,7 @@ use decide::admission::Refusal;
 use decide::resources::{self, QosClass, QosDemand, qos_class};
 use decide::status::{self, Rejection};
 use model::allocation::{PodAllocation, ResizeState};
+use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{DesiredPod, PodSource, PodUid};
 use model::timeline::{StepKind, StepResult};
 use tokio::sync::{mpsc, watch};
@@ -173,6 +174,7 @@ impl Dispatcher {
             listed = self.runtime.wait_for(|r| r.pass > 0) => if listed.is_err() { return },
         }
         self.check_all_seen().await;
+        self.make_levels().await;
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -645,6 +647,31 @@ impl Dispatcher {
         self.start_worker(entry, format!("{}_{}", pod.name, pod.namespace), intent, None);
     }
 
+    /// The cgroups that pods stand in directly, for pods that ask for this together.
+    fn levels(&self, demand: &QosDemand) -> Vec<(CgroupName, CgroupResources)> {
+        let settings = &self.deps.settings;
+        let level = |class| {
+            let node = &settings.node;
+            let mut values = resources::qos_cgroup_resources(class, demand, &node.hugepage_sizes, node.memory_qos);
+            values.memory_limit = settings.memory_reserve.and_then(|r| r.limit(class, demand));
+            (resources::qos_cgroup_name(&settings.kubepods, class), values)
+        };
+        [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort].map(level).into()
+    }
+
+    /// Makes the QoS levels that are not there, before a pod is made below one: under systemd a slice that comes into being by its child has none of the
+    /// properties. Those that are there keep what they have until the pods in them are known.
+    async fn make_levels(&self) {
+        if !self.deps.settings.cgroups_per_qos {
+            return;
+        }
+        for (name, values) in self.levels(&QosDemand::of(&[], true)) {
+            if let Err(e) = self.deps.host.ensure_cgroup(&name, &values).await {
+                warn!(err = e.chain(), "Failed to create a QoS cgroup");
+            }
+        }
+    }
+
     /// Gives the QoS levels the shares that their pods ask for together.
     async fn update_qos(&mut self) {
         self.qos_due = Some(Instant::now() + QOS_PERIOD);
@@ -664,15 +691,7 @@ impl Dispatcher {
             self.deps.metrics.memory_protected(protected(guaranteed), protected(burstable));
         }
         let reserve = settings.memory_reserve;
-        let mut levels: Vec<_> = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
-            .into_iter()
-            .map(|class| {
-                let sizes = &settings.node.hugepage_sizes;
-                let mut values = resources::qos_cgroup_resources(class, &demand, sizes, settings.node.memory_qos);
-                values.memory_limit = reserve.and_then(|r| r.limit(class, &demand));
-                (resources::qos_cgroup_name(&settings.kubepods, class), values)
-            })
-            .collect();
+        let mut levels = self.levels(&demand);
         let mut written = self.deps.host.update_cgroups(&levels).await;
         if written.is_err() && reserve.is_some() {
             // More is used than the limit would be: then at least it does not grow.

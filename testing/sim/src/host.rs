@@ -76,6 +76,10 @@ impl HostRule {
 pub struct Standing {
     /// Pod cgroups by UID: the levels at which they stand.
     pub cgroups: BTreeMap<PodUid, BTreeSet<Vec<String>>>,
+    /// QoS levels that were made, and not by a pod's cgroup below them.
+    pub levels: BTreeSet<Vec<String>>,
+    /// Pod cgroups that were made below a level that was not there yet.
+    pub early: BTreeSet<Vec<String>>,
     /// Settings of the pod cgroups.
     pub settings: BTreeMap<PodUid, CgroupResources>,
     /// Memory that pod cgroups use, where a test sets it.
@@ -209,8 +213,16 @@ fn remove_log_dir(standing: &mut Standing, dir: &str) {
 impl PodHost for FakeHost {
     async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool> {
         let uid = pod_of(name);
+        if uid.as_str().is_empty() {
+            return self.call("ensure_cgroup", "", |s| s.levels.insert(name.0.clone())).await;
+        }
         let about = uid.to_string();
         self.call("ensure_cgroup", &about, |s| {
+            if let [level @ .., _] = name.0.as_slice()
+                && !s.levels.contains(level)
+            {
+                s.early.insert(name.0.clone());
+            }
             s.settings.entry(uid.clone()).or_insert_with(|| resources.clone());
             s.cgroups.entry(uid).or_default().insert(name.0.clone())
         })
@@ -257,8 +269,8 @@ impl PodHost for FakeHost {
         format!("/{}", name.0.join("/"))
     }
 
-    async fn update_cgroups(&self, _groups: &[(CgroupName, CgroupResources)]) -> HostResult<()> {
-        self.call("update_cgroups", "", |_| ()).await
+    async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()> {
+        self.call("update_cgroups", "", |s| s.levels.extend(groups.iter().map(|(name, _)| name.0.clone()))).await
     }
 
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {

@@ -407,17 +407,23 @@ impl Actual {
     fn new(r: Option<&ObservedResources>, given: Option<&ResourceRequirements>) -> Self {
         let milli = |m: i64| (m > 0).then(|| (Quantity::from_milli(m, Format::DecimalSI), m));
         let bytes = |b: i64| (b > 0).then(|| (Quantity::from_value(b, Format::BinarySI), b));
-        let given = given.map(|g| sizes(None, g));
-        if let (None, Some(given)) = (r, given) {
+        // No runtime tells the memory request: it stays in the words in which it was given.
+        let memory_request = given
+            .and_then(|g| g.requests.as_ref()?.get("memory"))
+            .and_then(|q| Quantity::of(q).ok())
+            .map(|q| (q.value(), q))
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, q)| (q, bytes));
+        if let (None, Some(given)) = (r, given.map(|g| sizes(None, g))) {
             return Self {
+                memory_request,
                 cpu_limit: milli(given.cpu_limit),
                 cpu_request: milli(given.cpu_request),
-                memory_request: bytes(given.memory_request),
                 memory_limit: bytes(given.memory_limit),
             };
         }
         Self {
-            memory_request: given.and_then(|g| bytes(g.memory_request)),
+            memory_request,
             cpu_limit: r
                 .filter(|r| r.cpu_period > 0 && r.cpu_quota > 0)
                 .and_then(|r| milli(r.cpu_quota.saturating_mul(1000) / r.cpu_period)),

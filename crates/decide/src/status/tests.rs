@@ -26,6 +26,7 @@ struct With<'a> {
     now: i64,
     agent_started: i64,
     terminating: bool,
+    actuated: Option<&'a PodAllocation>,
 }
 
 fn make(pod: &DesiredPod, observed: &ObservedPod, with: &With<'_>) -> PodStatus {
@@ -44,7 +45,7 @@ fn make(pod: &DesiredPod, observed: &ObservedPod, with: &With<'_>) -> PodStatus 
         runtime_name: "containerd",
         host_ips: with.host_ips,
         qos_class: "BestEffort",
-        actuated: None,
+        actuated: with.actuated,
         pod_resources: None,
         ended: with.ended,
         failure: with.failure,
@@ -558,6 +559,25 @@ fn what_a_container_status_holds() {
     assert_eq!((t.exit_code, t.reason.as_deref()), (137, Some("OOMKilled")));
     assert_eq!(t.container_id.as_deref(), Some("containerd://web.0"));
     assert_eq!(t.message.expect("message").len(), MAX_TERMINATION_MESSAGES);
+}
+
+/// The runtime tells the limits in its own numbers; nobody but the agent knows the request, and says it as it was given.
+#[test]
+fn a_memory_request_stays_in_its_words() {
+    let spec = r#"{"containers":[{"name":"web","image":"img","resources":{"requests":{"memory":"100M"},"limits":{"memory":"100M"}}}]}"#;
+    let pod = pod(spec);
+    let mut observed = seen(&["s0 ready", "s0/web running"]);
+    let resources = |observed: &ObservedPod| {
+        let given = pod.spec().containers[0].resources.clone().expect("resources");
+        let actuated = PodAllocation { containers: [("web".to_owned(), given)].into(), pod_level: None };
+        let status = make(&pod, observed, &With { actuated: Some(&actuated), ..Default::default() });
+        serde_json::to_value(&status.container_statuses.expect("statuses")[0].resources).expect("json")
+    };
+    observed.containers[0].resources =
+        Some(model::observed::ObservedResources { memory_limit: 100_000_000, ..Default::default() });
+    assert_eq!(resources(&observed), json!({"requests": {"memory": "100M"}, "limits": {"memory": "100000000"}}));
+    observed.containers[0].resources = None;
+    assert_eq!(resources(&observed), json!({"requests": {"memory": "100M"}, "limits": {"memory": "100000000"}}));
 }
 
 #[test]

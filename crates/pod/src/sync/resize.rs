@@ -187,9 +187,12 @@ impl Worker {
         }
     }
 
-    /// Notes what a container was started with. Of one that may be restarted for its resources it is on the disk before anything else is done: a new agent
-    /// must not take one that has ended for one that was stopped.
-    pub(super) async fn note_started(&mut self, pod: &DesiredPod, entry: &ContainerEntry<'_>) {
+    /// Notes what a container is made with. Of one that may be restarted for its resources it is on the disk before anything else is done: a new agent
+    /// must not take one that has ended for one that was stopped. Ephemeral containers have no resources of their own.
+    pub(super) async fn note_given(&mut self, pod: &DesiredPod, entry: &ContainerEntry<'_>) {
+        if entry.kind == ContainerKind::Ephemeral {
+            return;
+        }
         let created = created_resources(pod, *entry, &self.deps.settings.node);
         let before = self.has.containers.insert(entry.spec.name.clone(), created.clone());
         match before {

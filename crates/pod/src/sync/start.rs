@@ -162,6 +162,12 @@ impl Worker {
         let restart_count = request.metadata.as_ref().map_or(0, |m| m.attempt);
         let hash = hash_of(entry);
         self.still_wanted()?;
+        // A container that is stopped for new resources starts again as it has no record: it gets one with its start only. A new agent finds in the runtime
+        // what one was given that runs without a record.
+        let early = !decide::resize::may_restart(entry.spec);
+        if early {
+            self.note_given(pod, entry).await;
+        }
         let create = deps.mutator.create_container(sandbox_id, request, sandbox.clone());
         let created = self.step(StepKind::Create, name, create).await;
         count_image_volumes(&deps.metrics, entry, images, created.as_ref().err());
@@ -170,13 +176,11 @@ impl Worker {
         // The back-off counts from the exit that this start answers.
         self.backoffs.record_start(pod.uid(), name, hash, decide::plan::last_exit(observed, name), deps.clock.now());
         self.still_wanted()?;
-        self.step(StepKind::Start, name, deps.mutator.start_container(&id))
-            .await
-            .map_err(|e| StartFailure { id: Some(id.clone()), ..StartFailure::new("RunContainerError", e) })?;
-        if start.kind != ContainerKind::Ephemeral {
-            // Not before: a new agent starts what has no record and does not run, and finds in the runtime what it was given when it does.
-            self.note_started(pod, entry).await;
+        let started = self.step(StepKind::Start, name, deps.mutator.start_container(&id)).await;
+        if !early {
+            self.note_given(pod, entry).await;
         }
+        started.map_err(|e| StartFailure { id: Some(id.clone()), ..StartFailure::new("RunContainerError", e) })?;
         deps.events.normal(pod, name, "Started", "Container started");
         info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
         if let Err(e) = deps.host.link_log(pod, name, &id, restart_count).await {

@@ -1,8 +1,8 @@
 //! The ordinary ways of a pod's life.
 
-use fakes::{For, Process};
+use fakes::{Fault, For, Process, Rule};
 use serde_json::json;
-use sim::{Container, Manifest, Node, run};
+use sim::{Container, Manifest, Node, Setup, run};
 
 use super::{MINUTE, SECOND, millis, newest, running_id, starts, up};
 
@@ -20,6 +20,38 @@ fn one_pod_from_manifest_to_gone() {
         // A file system that never knew it.
         let standing = node.host().standing();
         assert!(standing.dirs.is_empty() && standing.cgroups.is_empty() && standing.logs.is_empty());
+    });
+}
+
+#[test]
+fn qos_levels_are_made_before_the_pods_below_them() {
+    run(async {
+        let mut node = Node::without_agent(Setup { seed: 7, ..Default::default() });
+        for n in 0..10 {
+            node.write(&format!("{n}.yaml"), &Manifest::new(&format!("p{n}")));
+        }
+        node.start().await;
+        assert!(node.until(10 * SECOND, |n| n.entries().len() == 10 && n.missing().is_empty()).await);
+        let standing = node.host().standing();
+        assert_eq!((standing.levels.len(), standing.early.len()), (3, 0), "{:?}", standing.early);
+    });
+}
+
+/// What a container is made with is on record before the runtime is asked, as the Go kubelet's is: also of one that the runtime refuses, or cannot start.
+#[test]
+fn what_cannot_start_has_its_resources_on_record() {
+    run(async {
+        let mut node = Node::new(8).await;
+        for (call, container) in [("CreateContainer", "/uncreated"), ("StartContainer", "/unstarted")] {
+            node.runtime().inject(Rule::new(call, Fault::Fail(2, "no such profile".into())).about(container));
+        }
+        let manifest = Manifest::new("a").apps([Container::new("uncreated"), Container::new("unstarted")]);
+        node.write("a.yaml", &manifest);
+        node.run(5 * SECOND).await;
+        let uid = node.uid("a.yaml");
+        let actuated = node.checkpoint(pod::admit::ACTUATED);
+        let names: Vec<&str> = actuated[&uid].containers.keys().map(String::as_str).collect();
+        assert_eq!(names, ["uncreated", "unstarted"]);
     });
 }
 
