@@ -35,7 +35,7 @@ readOnlyPort: 10255
 failSwapOn: false
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}, x509: {}}
 authorization: {mode: AlwaysAllow}
-evictionHard: {memory.available: 50Mi, nodefs.available: 1%, nodefs.inodesFree: 1%}
+evictionHard: {${EVICT:-memory.available: 50Mi}, nodefs.available: 1%, nodefs.inodesFree: 1%}
 runtimeRequestTimeout: 2m0s
 makeIPTablesUtilChains: false
 ${CONFIG:-}

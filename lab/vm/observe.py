@@ -112,6 +112,15 @@ def values():
     return sorted(lines)
 
 
+def oom_reason(state):
+    """Sets the right reason of a container that the kernel killed. containerd's shim learns of that from a file in the cgroup, which may be gone by then;
+    above all systemd is quick to remove it."""
+    id = state["containerID"].split("/")[-1]
+    if state.get("reason") == "Error" and not re.search(f"TaskOOM event.*{id}", read("/run/k/containerd.log")):
+        print("containerd itself did not notice that the kernel killed for memory", file=sys.stderr)
+        state["reason"] = "OOMKilled"
+
+
 def see(what):
     if what == "running":
         seen = wait(all_running)
@@ -148,11 +157,7 @@ def see(what):
         phase, state = wait(ended)
         if first != (phase, state):
             print("first seen:", first, file=sys.stderr)
-        # containerd's shim learns of it from a file in the cgroup, which may be gone by then; above all systemd is quick to remove it.
-        id = state["containerID"].split("/")[-1]
-        if state.get("reason") == "Error" and not re.search(f"TaskOOM event.*{id}", read("/run/k/containerd.log")):
-            print("containerd itself did not notice that the kernel killed for memory", file=sys.stderr)
-            state["reason"] = "OOMKilled"
+        oom_reason(state)
         print(f"oom: phase {phase}, reason {state.get('reason')}, exit code {state['exitCode']}")
     elif what == "removed":
         wait(lambda: True if not pods() and not [g for g in groups() if re.search(r"pod[0-9a-f]{8}", g)] else None)

@@ -5,6 +5,7 @@ mod checks;
 mod cluster;
 mod conformance;
 mod demo;
+mod hogs;
 mod joined;
 mod libtest;
 mod node;
@@ -70,6 +71,9 @@ enum Task {
         /// As the node of a control plane: how soon it acts on what probes find
         #[arg(long, conflicts_with = "joined")]
         probes: bool,
+        /// As the node of a control plane: pods that take too many processes, too much memory, disk, inodes
+        #[arg(long, conflicts_with_all = ["joined", "probes"])]
+        hogs: bool,
     },
     /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
     Conformance(conformance::Options),
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
         Task::Bench { probes: true, .. } => probes::run(&shell),
+        Task::Bench { hogs: true, .. } => hogs::run(&shell),
         Task::Bench { joined: Some(pods), outage, .. } => {
             joined::run(&shell, pods, std::time::Duration::from_secs(outage * 60))
         }

@@ -249,7 +249,7 @@ fn cgroup_v2(shell: &Shell, name: &str) -> Result<Outcome> {
         Err(e) => return Ok(Outcome::Skipped(format!("no VM: {e:#}"))),
     }
     let mut check = Command::new(lab.join("check-v2"));
-    let status = shell.run(name, check.arg(rubelet), Duration::from_secs(240))?;
+    let status = shell.run(name, check.arg(rubelet), Duration::from_secs(600))?;
     if status.code() == Some(2) {
         return Ok(Outcome::Skipped(last(name)));
     }
