@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cri_api::v1;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
@@ -38,7 +39,12 @@ pub struct CriClient {
     /// Whether lists are asked for in parts; each service loses it when it does not know such lists.
     stream_runtime_lists: Arc<AtomicBool>,
     stream_image_lists: Arc<AtomicBool>,
+    /// The newest answer to ImageFsInfo, and when it came.
+    image_fs: Arc<Mutex<Option<(Instant, v1::ImageFsInfoResponse)>>>,
 }
+
+/// How long an answer to ImageFsInfo serves others: figures, eviction and the collection of images ask at about the same times.
+const IMAGE_FS: Duration = Duration::from_secs(2);
 
 /// Calls one method with a deadline on both sides; see [`CriClient::watched`].
 macro_rules! rpc {
@@ -111,6 +117,7 @@ impl CriClient {
             observer: None,
             stream_runtime_lists: Arc::default(),
             stream_image_lists: Arc::default(),
+            image_fs: Arc::default(),
         })
     }
 

@@ -59,6 +59,23 @@ fn container(name: &str) -> v1::ContainerConfig {
     }
 }
 
+/// Those who ask for the same within a moment share one answer; a failure is nobody's.
+#[tokio::test]
+async fn one_look_at_the_images_file_system_serves_all() {
+    let Node { runtime, client, server: _server, .. } = &Node::new();
+    let asked = || runtime.calls().iter().filter(|c| c.call == "ImageFsInfo").count();
+    runtime.inject(Rule::new("ImageFsInfo", Fault::Fail(14, "not yet".into())).times(1));
+    assert!(client.image_fs_info().await.is_err());
+    let before = asked();
+    let others = client.clone();
+    let (a, b) = tokio::join!(client.image_fs_info(), others.image_fs_info());
+    assert_eq!(a.unwrap(), b.unwrap());
+    assert_eq!(asked() - before, 1);
+    tokio::time::sleep(std::time::Duration::from_millis(2100)).await;
+    client.image_fs_info().await.unwrap();
+    assert_eq!(asked() - before, 2);
+}
+
 fn image(name: &str) -> v1::ImageSpec {
     v1::ImageSpec { image: name.into(), ..Default::default() }
 }

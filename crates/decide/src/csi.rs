@@ -10,12 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::CSIDriverSpec;
-use model::api::{CSIVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeClaim, SecretReference};
+use model::api::{CSIVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeClaim, SecretReference, Volume};
 use model::pod::DesiredPod;
 use sha2::{Digest, Sha256};
 
 use crate::config::go_text::quote;
 use crate::disk::{self, Disk};
+use crate::selinux::Wanted;
 
 /// The plugin's name in paths and unique volume names.
 pub const PLUGIN: &str = "kubernetes.io/csi";
@@ -81,8 +82,10 @@ pub struct CsiVolume {
     pub affinity: Option<NodeSelector>,
     /// Of a claim's volume: it may have to grow.
     pub growth: Option<Growth>,
-    /// SELinux labels that the pod wants its files to have; none: it is mounted without. See [`crate::selinux`].
+    /// SELinux labels that the pod wants its files to have. See [`crate::selinux`].
     pub labels: BTreeSet<String>,
+    /// It may be mounted with one: its access modes allow it.
+    pub may_have_label: bool,
     /// It is a disk of the host, and `driver` the name of its plugin. Nothing else knows it.
     pub disk: Option<Disk>,
 }
@@ -138,23 +141,62 @@ impl CsiVolume {
             affinity: None,
             growth: None,
             labels: BTreeSet::new(),
+            may_have_label: false,
             disk: None,
         }
     }
 
     /// The volume behind a claim; None: it is of another kind.
-    pub fn claimed(bound: &PersistentVolume, claim: &PersistentVolumeClaim, read_only: bool) -> Option<Self> {
-        let spec = bound.spec.as_ref()?;
-        let of_before = migrate::migrated(bound);
-        let source = spec.csi.as_ref().or(of_before.as_ref())?;
-        let affinity = spec.node_affinity.as_ref().and_then(|a| a.required.clone());
-        Some(Self {
+    ///
+    /// # Errors
+    /// It is one of a plugin that a driver has replaced, and cannot be one of that driver's.
+    pub fn claimed(
+        bound: &PersistentVolume,
+        claim: &PersistentVolumeClaim,
+        read_only: bool,
+    ) -> Result<Option<Self>, String> {
+        let growth = growth::growth(bound, claim);
+        Ok(Self::of_object(bound, read_only)?.map(|volume| Self { growth, ..volume }))
+    }
+
+    /// A volume that is written in a pod of this namespace, of a plugin that a driver has replaced; None: it is of another kind.
+    ///
+    /// # Errors
+    /// It cannot be one of the driver's.
+    pub fn migrated_inline(namespace: &str, volume: &Volume) -> Result<Option<Self>, String> {
+        match migrate::inline(namespace, volume) {
+            None => Ok(None),
+            Some((object, read_only)) => {
+                let Some(mut made) = Self::of_object(&object, read_only)? else { return Ok(None) };
+                if volume.azure_file.is_some() {
+                    // The handle of such a share is its name too.
+                    made.spec_name.clone_from(&made.handle);
+                }
+                if [".", ".."].contains(&made.spec_name.as_str()) {
+                    return Err(format!("{} is no name of a disk", quote(&made.spec_name)));
+                }
+                Ok(Some(made))
+            }
+        }
+    }
+
+    fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Option<Self>, String> {
+        let Some(spec) = object.spec.as_ref() else { return Ok(None) };
+        let of_before = if spec.csi.is_some() { None } else { migrate::migrated(object)? };
+        let Some(source) = spec.csi.as_ref().or(of_before.as_ref()) else { return Ok(None) };
+        let mut affinity = spec.node_affinity.as_ref().and_then(|a| a.required.clone());
+        let mut access_modes = spec.access_modes.clone().unwrap_or_default();
+        if of_before.is_some() {
+            affinity = affinity.map(|wanted| migrate::affinity(&source.driver, wanted));
+            access_modes = migrate::access_modes(&source.driver, &access_modes);
+        }
+        Ok(Some(Self {
             driver: source.driver.clone(),
             handle: source.volume_handle.clone(),
-            spec_name: bound.metadata.name.clone().unwrap_or_default(),
+            spec_name: object.metadata.name.clone().unwrap_or_default(),
             lifecycle: Lifecycle::Persistent,
             fs_type: source.fs_type.clone().unwrap_or_default(),
-            access_modes: spec.access_modes.clone().unwrap_or_default(),
+            access_modes,
             mount_options: spec.mount_options.clone().unwrap_or_default(),
             read_only,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
@@ -163,10 +205,11 @@ impl CsiVolume {
             expand_secret: secret(source.node_expand_secret_ref.as_ref()),
             block: spec.volume_mode.as_deref() == Some("Block"),
             affinity,
-            growth: growth::growth(bound, claim),
+            growth: None,
             labels: BTreeSet::new(),
+            may_have_label: false,
             disk: None,
-        })
+        }))
     }
 
     /// See [`unique_name`].
@@ -212,17 +255,30 @@ impl DriverRules {
     /// # Errors
     /// The pod's containers want different ones.
     pub fn label<'a>(&self, volume: &'a CsiVolume) -> Result<Option<&'a str>, String> {
+        match self.wanted_label(volume) {
+            _ if !volume.may_have_label => Ok(None),
+            Wanted::Untaken => Ok(None),
+            Wanted::One(label) => Ok(label),
+            Wanted::Several => {
+                let all: Vec<&str> = volume.labels.iter().map(String::as_str).collect();
+                Err(format!("multiple SELinux labels found: {}", all.join(",")))
+            }
+        }
+    }
+
+    /// The label that the volume would be mounted with, were its access modes no matter.
+    pub fn wanted_label<'a>(&self, volume: &'a CsiVolume) -> Wanted<&'a str> {
         let takes = match &volume.disk {
             Some(disk) => !matches!(disk, Disk::Local { .. }),
             None => self.0.as_ref().is_some_and(|s| s.se_linux_mount == Some(true)),
         };
-        let mut labels = volume.labels.iter().filter(|_| takes && !volume.block).map(String::as_str);
+        if !takes || volume.block {
+            return Wanted::Untaken;
+        }
+        let mut labels = volume.labels.iter().map(String::as_str);
         match (labels.next(), labels.next()) {
-            (first, None) => Ok(first),
-            _ => {
-                let all: Vec<&str> = volume.labels.iter().map(String::as_str).collect();
-                Err(format!("multiple SELinux labels found: {}", all.join(",")))
-            }
+            (first, None) => Wanted::One(first),
+            _ => Wanted::Several,
         }
     }
 
@@ -347,13 +403,12 @@ mod tests {
 
     #[test]
     fn a_claims_volume() {
-        let v = CsiVolume::claimed(&volume(CSI), &claim("{}"), true).unwrap();
+        let v = CsiVolume::claimed(&volume(CSI), &claim("{}"), true).unwrap().unwrap();
         assert_eq!((v.driver.as_str(), v.handle.as_str(), v.spec_name.as_str(), v.read_only), ("d", "h", "pv-a", true));
         assert_eq!(v.stage_secret, Some(SecretName { namespace: "n".into(), name: "s".into() }));
         assert_eq!(v.growth, None, "the claim says nothing of its size");
-        assert!(
-            CsiVolume::claimed(&volume(r#"{"spec":{"nfs":{"path":"/","server":"s"}}}"#), &claim("{}"), false).is_none()
-        );
+        let nfs = volume(r#"{"spec":{"nfs":{"path":"/","server":"s"}}}"#);
+        assert_eq!(CsiVolume::claimed(&nfs, &claim("{}"), false), Ok(None));
     }
 
     #[test]
@@ -373,7 +428,7 @@ mod tests {
 
     #[test]
     fn groups() {
-        let of = |json: &str| CsiVolume::claimed(&volume(json), &claim("{}"), false).unwrap();
+        let of = |json: &str| CsiVolume::claimed(&volume(json), &claim("{}"), false).unwrap().unwrap();
         let once = of(CSI);
         let many = CsiVolume { access_modes: vec!["ReadWriteMany".into()], ..once.clone() };
         let bare = CsiVolume { fs_type: String::new(), ..once.clone() };
@@ -397,15 +452,20 @@ mod tests {
 
     #[test]
     fn labels() {
-        let plain = CsiVolume::claimed(&volume(CSI), &claim("{}"), false).unwrap();
-        let with =
-            |list: &[&str]| CsiVolume { labels: list.iter().map(ToString::to_string).collect(), ..plain.clone() };
+        let plain = CsiVolume::claimed(&volume(CSI), &claim("{}"), false).unwrap().unwrap();
+        let with = |list: &[&str]| CsiVolume {
+            labels: list.iter().map(ToString::to_string).collect(),
+            may_have_label: true,
+            ..plain.clone()
+        };
         let takes = rules(r#"{"seLinuxMount":true}"#);
         for (rules, volume, want) in [
             (&takes, with(&[]), Ok(None)),
             (&takes, with(&["a"]), Ok(Some("a"))),
             (&takes, CsiVolume { block: true, ..with(&["a"]) }, Ok(None)),
             (&takes, with(&["a", "b"]), Err("multiple SELinux labels found: a,b".to_owned())),
+            (&takes, CsiVolume { may_have_label: false, ..with(&["a"]) }, Ok(None)),
+            (&takes, CsiVolume { may_have_label: false, ..with(&["a", "b"]) }, Ok(None)),
             (&rules("{}"), with(&["a", "b"]), Ok(None)),
             (&DriverRules::default(), with(&["a"]), Ok(None)),
         ] {

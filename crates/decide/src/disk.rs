@@ -206,6 +206,7 @@ fn volume(disk: Disk, name: &str, fs_type: Option<&String>, read_only: bool) -> 
         affinity: None,
         growth: None,
         labels: BTreeSet::new(),
+        may_have_label: false,
         disk: Some(disk),
     }
 }

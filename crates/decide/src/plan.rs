@@ -39,6 +39,7 @@ use crate::resize::ResizeRules;
 use crate::restart::{self, RestartGates};
 use crate::text::go_duration;
 
+pub use resize::with_pod_resize;
 pub use sandbox::{SandboxVerdict, sandbox_verdict};
 
 /// What a startup probe says about a container.

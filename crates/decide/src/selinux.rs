@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use model::api::SELinuxOptions;
-use model::pod::DesiredPod;
+use model::pod::{DesiredPod, PodUid};
 
 /// The label for files of containers out of the policy's `lxc_contexts`: the value of `file`.
 pub fn file_context(lxc_contexts: &str) -> Option<String> {
@@ -43,9 +43,97 @@ pub fn volume_labels(pod: &DesiredPod, volume: &str, context: &str) -> BTreeSet<
     labels.unwrap_or_default()
 }
 
-/// True when a volume of these access modes may be mounted with a label. `all_modes`: gate SELinuxMount.
+/// The label that a pod's containers want of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted<L> {
+    /// Its driver takes no labels.
+    #[default]
+    Untaken,
+    /// They want different ones.
+    Several,
+    /// All the same, or none at all.
+    One(Option<L>),
+}
+
+impl Wanted<&str> {
+    /// A copy that lives for itself.
+    pub fn to_owned(self) -> Wanted<String> {
+        match self {
+            Self::Untaken => Wanted::Untaken,
+            Self::Several => Wanted::Several,
+            Self::One(label) => Wanted::One(label.map(str::to_owned)),
+        }
+    }
+}
+
+/// What is counted of labels: the Go kubelet's `volume_manager_selinux_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Counted {
+    /// A volume whose label is clear.
+    Admitted,
+    /// A pod's containers want different labels of one volume.
+    PodMismatch {
+        /// It was refused; else it would be, were all access modes mounted with labels.
+        refused: bool,
+    },
+    /// A pod wants another label than the one that the volume has for other pods.
+    VolumeMismatch {
+        /// See [`Counted::PodMismatch`].
+        refused: bool,
+    },
+}
+
+/// The labels that one volume is used with, for counting; None: of no pod yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uses {
+    pods: BTreeSet<PodUid>,
+    label: Option<String>,
+}
+
+impl Uses {
+    /// A pod has the volume; what is to be counted for that. Each pod counts once.
+    pub fn begin(&mut self, uid: &PodUid, wanted: &Wanted<String>) -> Option<Counted> {
+        let first = self.pods.is_empty();
+        if !self.pods.insert(uid.clone()) {
+            return None;
+        }
+        match wanted {
+            Wanted::Untaken => None,
+            Wanted::Several => Some(Counted::PodMismatch { refused: false }),
+            Wanted::One(label) if first => {
+                self.label.clone_from(label);
+                label.as_ref().map(|_| Counted::Admitted)
+            }
+            Wanted::One(label) => (*label != self.label).then_some(Counted::VolumeMismatch { refused: false }),
+        }
+    }
+
+    /// The pod has it no longer.
+    pub fn end(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+        if self.pods.is_empty() {
+            self.label = None;
+        }
+    }
+}
+
+/// The widest of a volume's access modes, as labels of metrics have it.
+pub fn access_mode(modes: &[String]) -> &'static str {
+    let has = |mode: &str| modes.iter().any(|m| m == mode);
+    match () {
+        () if modes.is_empty() => "inline",
+        () if has("ReadWriteMany") => "RWX",
+        () if has("ReadOnlyMany") => "ROX",
+        () if has("ReadWriteOnce") => "RWO",
+        () if has("ReadWriteOncePod") => "RWOP",
+        () => "",
+    }
+}
+
+/// True when a volume of these access modes may be mounted with a label; one that is written in a pod has none, and may not. `all_modes`:
+/// gate SELinuxMount.
 pub fn may_have_label(access_modes: &[String], all_modes: bool) -> bool {
-    all_modes || access_modes == ["ReadWriteOncePod"]
+    !access_modes.is_empty() && (all_modes || access_modes == ["ReadWriteOncePod"])
 }
 
 /// The mount option for a label. In quotes, for it may have commas.
@@ -107,12 +195,41 @@ mod tests {
     }
 
     #[test]
+    fn what_is_counted() {
+        let (one, two, three) = (PodUid::new("1"), PodUid::new("2"), PodUid::new("3"));
+        let label = |l: &str| Wanted::One(Some(l.to_owned()));
+        let mut uses = Uses::default();
+        assert_eq!(uses.begin(&one, &label("a")), Some(Counted::Admitted));
+        assert_eq!(uses.begin(&one, &label("a")), None, "each pod once");
+        assert_eq!(uses.begin(&two, &label("a")), None);
+        assert_eq!(uses.begin(&three, &label("b")), Some(Counted::VolumeMismatch { refused: false }));
+        for uid in [&one, &two, &three] {
+            uses.end(uid);
+        }
+        assert_eq!(uses.begin(&two, &label("b")), Some(Counted::Admitted), "nobody has the old label any more");
+        assert_eq!(uses.begin(&one, &Wanted::One(None)), Some(Counted::VolumeMismatch { refused: false }));
+        let mut uses = Uses::default();
+        assert_eq!(uses.begin(&one, &Wanted::Untaken), None);
+        assert_eq!(uses.begin(&two, &Wanted::Several), Some(Counted::PodMismatch { refused: false }));
+        for (modes, want) in [
+            (&["ReadWriteOnce", "ReadWriteMany"][..], "RWX"),
+            (&["ReadWriteOnce", "ReadOnlyMany"], "ROX"),
+            (&["ReadWriteOnce"], "RWO"),
+            (&["ReadWriteOncePod"], "RWOP"),
+            (&[], "inline"),
+        ] {
+            assert_eq!(access_mode(&modes.iter().map(ToString::to_string).collect::<Vec<_>>()), want);
+        }
+    }
+
+    #[test]
     fn modes_and_option() {
         let modes = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert!(may_have_label(&modes(&["ReadWriteOncePod"]), false));
         assert!(!may_have_label(&modes(&["ReadWriteOncePod", "ReadWriteOnce"]), false));
         assert!(!may_have_label(&modes(&["ReadWriteOnce"]), false));
         assert!(may_have_label(&modes(&["ReadWriteMany"]), true));
+        assert!(!may_have_label(&[], true));
         assert_eq!(mount_option("u:r:t:s0:c1,c2"), r#"context="u:r:t:s0:c1,c2""#);
     }
 }

@@ -8,7 +8,7 @@ pub fn plugin_name(volume: &Volume) -> &'static str {
     let claim = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
     [
         (volume.config_map.is_some(), "kubernetes.io/configmap"),
-        (volume.csi.is_some(), "kubernetes.io/csi"),
+        (volume.csi.is_some() || is_migrated(volume), "kubernetes.io/csi"),
         (volume.downward_api.is_some(), "kubernetes.io/downward-api"),
         (volume.empty_dir.is_some(), "kubernetes.io/empty-dir"),
         (volume.fc.is_some(), "kubernetes.io/fc"),
@@ -25,6 +25,13 @@ pub fn plugin_name(volume: &Volume) -> &'static str {
     .unwrap_or_default()
 }
 
+/// A driver does the work of the plugin that it is written for.
+fn is_migrated(v: &Volume) -> bool {
+    let disks = v.aws_elastic_block_store.is_some() || v.gce_persistent_disk.is_some() || v.cinder.is_some();
+    let azure = v.azure_disk.is_some() || v.azure_file.is_some();
+    disks || azure || v.vsphere_volume.is_some() || v.portworx_volume.is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +42,7 @@ mod tests {
             (r#"{"name": "v", "emptyDir": {}}"#, "kubernetes.io/empty-dir"),
             (r#"{"name": "v", "hostPath": {"path": "/tmp"}}"#, "kubernetes.io/host-path"),
             (r#"{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}"#, "kubernetes.io/local-volume"),
+            (r#"{"name": "v", "cinder": {"volumeID": "c"}}"#, "kubernetes.io/csi"),
             (r#"{"name": "v"}"#, ""),
         ] {
             let volume: Volume = serde_json::from_str(volume).unwrap();

@@ -59,7 +59,11 @@ fn remove(path: &Path) -> Result<()> {
 /// A system call fails.
 pub fn prepare_rotation(log: &Path, max_files: usize) -> Result<()> {
     let all = siblings(log, ".")?;
-    let unused = |p: &PathBuf| ends_with(p, TEMPORARY) || (!ends_with(p, GZIP) && all.contains(&with_suffix(p, GZIP)));
+    // A link is none of a runtime's logs: what it leads to must not get into a file that others read.
+    let is_link = |p: &PathBuf| std::fs::symlink_metadata(p).is_ok_and(|m| !m.is_file());
+    let unused = |p: &PathBuf| {
+        ends_with(p, TEMPORARY) || is_link(p) || (!ends_with(p, GZIP) && all.contains(&with_suffix(p, GZIP)))
+    };
     let (unused, mut kept): (Vec<_>, Vec<_>) = all.iter().cloned().partition(unused);
     unused.iter().try_for_each(|p| remove(p))?;
     let excess = kept.len().saturating_sub(max_files.saturating_sub(2));
@@ -69,12 +73,12 @@ pub fn prepare_rotation(log: &Path, max_files: usize) -> Result<()> {
 
 /// Replaces a rotated log by its gzip, of the same mode.
 fn compress(log: &Path) -> Result<()> {
-    let mut source = File::open(log).on("open", log)?;
+    let no_link = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or_default();
+    let mut source = std::fs::OpenOptions::new().read(true).custom_flags(no_link).open(log).on("open", log)?;
     let mode = source.metadata().on("stat", log)?.permissions().mode();
     let temporary = with_suffix(log, TEMPORARY);
     let written = (|| {
-        let target =
-            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let target = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         target.set_permissions(std::fs::Permissions::from_mode(mode))?;
         let mut gzip = flate2::write::GzEncoder::new(target, flate2::Compression::default());
         io::copy(&mut source, &mut gzip)?;
@@ -327,6 +331,27 @@ mod tests {
         let mut text = String::new();
         flate2::read::GzDecoder::new(File::open(path).unwrap()).read_to_string(&mut text).unwrap();
         text
+    }
+
+    /// Whoever can write among the logs cannot have a host's file packed for them, nor written over.
+    #[test]
+    fn a_rotation_follows_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = put(dir.path(), "secret", "host");
+        let log = put(dir.path(), "c/0.log", "x");
+        let old = put(dir.path(), "c/0.log.20260101-000001", "old");
+        for name in ["0.log.20260101-000000", "0.log.20260101-000001.tmp"] {
+            std::os::unix::fs::symlink(&secret, dir.path().join("c").join(name)).unwrap();
+        }
+        prepare_rotation(&log, 5).unwrap();
+        let mut names: Vec<String> = std::fs::read_dir(dir.path().join("c"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["0.log", "0.log.20260101-000001.gz"]);
+        assert!(!old.exists());
+        assert_eq!(std::fs::read_to_string(&secret).unwrap(), "host");
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub struct MountEntry {
     pub source: String,
     /// Per-superblock options (`size=…`, cgroup controllers, …).
     pub super_options: Vec<String>,
+    /// The directory that it was mounted on was removed, in another mount namespace: no path leads there any more, and what has the same name
+    /// now is something else.
+    pub unreachable: bool,
 }
 
 impl MountEntry {
@@ -45,6 +48,9 @@ impl MountEntry {
         self.super_options.iter().chain(&self.options).any(|o| o == "seclabel")
     }
 }
+
+/// What the kernel appends to the name of a directory or file that was removed. No other name has two slashes in it.
+const DELETED: &[u8] = b"//deleted";
 
 /// The mounts that this process sees, in mount order.
 #[derive(Clone, Debug, Default)]
@@ -66,9 +72,9 @@ impl MountTable {
         Self(bytes.split(|b| *b == b'\n').filter_map(parse_line).collect())
     }
 
-    /// The topmost mount exactly at this path.
+    /// The topmost mount exactly at this path; see [`real`].
     pub fn at(&self, path: &Path) -> Option<&MountEntry> {
-        self.0.iter().rev().find(|m| m.mount_point == path)
+        self.0.iter().rev().find(|m| !m.unreachable && m.mount_point == path)
     }
 
     /// True when something is mounted exactly at this path. The path must be free of symbolic links.
@@ -76,9 +82,10 @@ impl MountTable {
         self.at(path).is_some()
     }
 
-    /// Every mount at or below this path, deepest first and later ones before those they cover.
+    /// Every mount at or below this path (see [`real`]), deepest first and later ones before those they cover.
     pub fn at_or_below(&self, path: &Path) -> Vec<&MountEntry> {
-        let mut found: Vec<_> = self.0.iter().enumerate().filter(|(_, m)| m.mount_point.starts_with(path)).collect();
+        let below = |m: &MountEntry| !m.unreachable && m.mount_point.starts_with(path);
+        let mut found: Vec<_> = self.0.iter().enumerate().filter(|(_, m)| below(m)).collect();
         found.sort_by_key(|(index, m)| {
             (std::cmp::Reverse(m.mount_point.components().count()), std::cmp::Reverse(*index))
         });
@@ -113,7 +120,10 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
     let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse::<u64>().ok();
-    let path = |field: &[u8]| PathBuf::from(std::ffi::OsString::from_vec(unescape(field)));
+    let path = |field: &[u8]| {
+        let name = field.strip_suffix(DELETED).unwrap_or(field);
+        PathBuf::from(std::ffi::OsString::from_vec(unescape(name)))
+    };
     let list = |field: &[u8]| text(field).split(',').map(str::to_owned).collect::<Vec<_>>();
 
     let mut fields = line.split(|b| *b == b' ').filter(|f| !f.is_empty());
@@ -122,7 +132,8 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
     let device = (major.parse().ok()?, minor.parse().ok()?);
     let root = path(fields.next()?);
-    let mount_point = path(fields.next()?);
+    let mount_field = fields.next()?;
+    let (mount_point, unreachable) = (path(mount_field), mount_field.ends_with(DELETED));
     let options = list(fields.next()?);
     let mut shared = false;
     for optional in fields.by_ref() {
@@ -134,7 +145,19 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let fs_type = text(fields.next()?);
     let source = text(fields.next()?);
     let super_options = fields.next().map(list).unwrap_or_default();
-    Some(MountEntry { id, parent, device, root, mount_point, options, shared, fs_type, source, super_options })
+    Some(MountEntry {
+        id,
+        parent,
+        device,
+        root,
+        mount_point,
+        options,
+        shared,
+        fs_type,
+        source,
+        super_options,
+        unreachable,
+    })
 }
 
 /// True when something is mounted exactly at this path; a missing path is none. Asks for this path alone (statx(2), kernel 5.8), and
@@ -152,11 +175,15 @@ pub fn is_mount_point(proc_root: &Path, path: &Path) -> Result<bool> {
         // An old kernel, or a network mount that does not answer: the table knows.
         _ => {}
     }
-    let real = match path.parent().map(std::fs::canonicalize) {
+    Ok(MountTable::read(proc_root)?.is_mount_point(&real(path)))
+}
+
+/// The path as the table has it: links on the way are followed (the agent's root directory may be one), the last part is not looked at. Blocks.
+pub fn real(path: &Path) -> PathBuf {
+    match path.parent().map(std::fs::canonicalize) {
         Some(Ok(parent)) => parent.join(path.file_name().unwrap_or_default()),
         _ => path.to_owned(),
-    };
-    Ok(MountTable::read(proc_root)?.is_mount_point(&real))
+    }
 }
 
 /// How a tmpfs is made.
@@ -229,7 +256,7 @@ pub fn bind_fd(source: impl AsFd, target: &Path) -> Result<()> {
 pub fn remount_read_only(proc_root: &Path, target: &Path) -> Result<()> {
     let table = MountTable::read(proc_root)?;
     let mut flags = MountFlags::BIND | MountFlags::RDONLY;
-    for option in table.at(target).map(|m| m.options.as_slice()).unwrap_or_default() {
+    for option in table.at(&real(target)).map(|m| m.options.as_slice()).unwrap_or_default() {
         flags |= match option.as_str() {
             "nosuid" => MountFlags::NOSUID,
             "nodev" => MountFlags::NODEV,
@@ -352,6 +379,37 @@ a line that is none
         assert_eq!(ids(table.at_or_below(Path::new("/a b"))), [37, 39, 38, 36]);
         assert_eq!(ids(table.below(Path::new("/a b/c"))), [37]);
         assert!(table.below(Path::new("/a")).is_empty());
+    }
+
+    /// A bind of something that was removed is a mount as any other; one whose place was removed is nobody's way.
+    #[test]
+    fn what_was_removed() {
+        let table = MountTable::parse(
+            b"1 0 8:1 /pods/u/src//deleted /pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n\
+              2 0 0:5 / /pods/u/volumes/p/gone//deleted rw - tmpfs tmpfs rw\n\
+              3 0 0:6 / /pods/u/volumes/p/deleted rw - tmpfs tmpfs rw\n",
+        );
+        let points = |mounts: Vec<&MountEntry>| mounts.iter().map(|m| m.mount_point.clone()).collect::<Vec<_>>();
+        let bound = table.at(Path::new("/pods/u/volume-subpaths/v/c/0")).unwrap();
+        assert_eq!((bound.root.as_path(), bound.unreachable), (Path::new("/pods/u/src"), false));
+        // Neither the place that is gone nor one that happens to have the kernel's word for a name.
+        assert!(!table.is_mount_point(Path::new("/pods/u/volumes/p/gone")));
+        assert!(!table.is_mount_point(Path::new("/pods/u/volumes/p/gone/deleted")));
+        assert!(table.at_or_below(Path::new("/pods/u/volumes/p/gone")).is_empty());
+        assert_eq!(points(table.at_or_below(Path::new("/pods/u/volumes"))), [Path::new("/pods/u/volumes/p/deleted")]);
+    }
+
+    /// Unmounting ends although the table keeps a line for a place that is gone.
+    #[test]
+    fn a_place_that_is_gone_holds_up_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (proc, pod) = (dir.path().join("proc"), dir.path().join("pod"));
+        std::fs::create_dir_all(pod.join("volumes/p")).unwrap();
+        let gone = pod.canonicalize().unwrap().join("volumes/p/gone");
+        put(&proc, "self/mountinfo", &format!("2 0 0:5 / {}//deleted rw - tmpfs tmpfs rw\n", gone.display()));
+        assert_eq!(unmount_below(&proc, &pod).unwrap(), Vec::<PathBuf>::new());
+        crate::fsx::remove_pod_dir(&proc, &pod).unwrap();
+        assert!(!pod.exists());
     }
 
     #[test]

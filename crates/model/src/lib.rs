@@ -5,6 +5,7 @@
 
 pub mod allocation;
 pub mod cgroup;
+pub mod machine;
 pub mod observed;
 pub mod plan;
 pub mod pod;

@@ -8,6 +8,7 @@ use decide::node::{
 };
 use decide::resources::resource_list;
 use model::api::{Node, NodeStatus};
+use model::machine::Machine;
 use serde_json::{Value, json};
 
 use super::whole_patch;
@@ -51,12 +52,14 @@ impl Host {
             machine: MachineFacts {
                 capacity: resource_list(&status.capacity.unwrap()),
                 allocatable: resource_list(&status.allocatable.unwrap()),
-                machine_id: info.machine_id,
-                system_uuid: info.system_uuid,
-                boot_id: info.boot_id,
-                kernel_version: info.kernel_version,
-                os_image: info.os_image,
-                swap: 0,
+                host: Machine {
+                    machine_id: info.machine_id,
+                    system_uuid: info.system_uuid,
+                    boot_id: info.boot_id,
+                    kernel_version: info.kernel_version,
+                    os_image: info.os_image,
+                    swap: 0,
+                },
             },
             runtime: NodeRuntime {
                 version: info.container_runtime_version,
@@ -116,8 +119,8 @@ fn a_restart() {
 fn another_boot() {
     let mut host = Host::new();
     let existing = host.made("2026-11-29T23:16:00Z");
-    host.machine.boot_id = "11111111-2222-3333-4444-555555555555".into();
-    host.machine.machine_id = host.machine.boot_id.clone();
+    host.machine.host.boot_id = "11111111-2222-3333-4444-555555555555".into();
+    host.machine.host.machine_id = host.machine.host.boot_id.clone();
     assert_eq!(host.update(&existing, "2026-11-29T23:16:35Z"), recorded!("rebooted-patch.json"));
 }
 

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::storage::v1::CSINode;
 use model::api::{Node, ObjectMeta, Time};
+use model::machine::Machine;
 use model::quantity::Quantity;
 use pod::pleg::Health;
 use pod::ports::{Clock, Random, Tasks};
@@ -349,8 +350,7 @@ impl Rig {
         let machine = MachineFacts {
             capacity: resources.clone(),
             allocatable: resources,
-            boot_id: "boot-1".into(),
-            ..MachineFacts::default()
+            host: Machine { boot_id: "boot-1".into(), ..Machine::default() },
         };
         let config = NodeConfig {
             identity: Identity {

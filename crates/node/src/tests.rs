@@ -217,7 +217,7 @@ async fn changes_that_come_together_are_one_patch() {
 
     rig.machine.send_modify(|m| {
         let mut machine = (**m).clone();
-        machine.boot_id = "boot-2".into();
+        machine.host.boot_id = "boot-2".into();
         *m = Arc::new(machine);
     });
     rig.pass(1).await;

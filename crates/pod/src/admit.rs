@@ -77,10 +77,8 @@ pub struct Admission {
     pub resize: ResizeState,
     /// It asks for other resources than it was given.
     pub wishes: bool,
-    /// Pods that must be ended to make room for it, as `Preempting`.
-    pub preempt: Vec<PodUid>,
-    /// The first resource of which there was not enough; empty: there was of all.
-    pub lacked: String,
+    /// What of the node's room it is given.
+    pub room: Admitted,
 }
 
 /// A pod that asks to be admitted.
@@ -497,7 +495,7 @@ impl Admitter {
         given: Result<(), Refusal>,
     ) -> Result<Admission, Refusal> {
         let uid = pod.uid();
-        let Admitted { preempt, lacked } = match given.and(booked) {
+        let room = match given.and(booked) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 self.ledger.release(uid);
@@ -509,12 +507,12 @@ impl Admitter {
         let actuated = self.actuated.get(uid.as_str()).cloned().unwrap_or_default();
         let has = PodAllocation {
             pod_level: actuated.pod_level.clone().or_else(|| allocation.pod_level.clone()),
-            ..actuated.clone()
+            ..decide::resize::known(&actuated).into_owned()
         };
         let has = form.given(&has, ResizeState::default());
         self.ledger.hold_at_least(uid, &Amounts::of_pod(&has, self.rules.pod_level_resources));
         let wishes = pod.asks_other_than(&allocation);
-        let mut admission = Admission { actuated, wishes, preempt, lacked, ..Default::default() };
+        let mut admission = Admission { actuated, wishes, room, ..Default::default() };
         if admission.wishes {
             admission.resize.pending = pod.stored_status().and_then(stored_pending);
             let wish = Wish { pod: pod.clone(), pending: admission.resize.pending.clone(), parked: false };

@@ -14,13 +14,14 @@
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Queues: sets (16), pods that the node ends (64) and finished workers (256), all drained here without waiting for a
 //! worker. Admission is the only thing waited for; it answers within one disk write.
 
+mod housekeeping;
 mod resize;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::admission::Refusal;
+use decide::admission::{Admitted, Refusal};
 use decide::resources::{self, QosClass, QosDemand, qos_class};
 use decide::status::{self, Rejection};
 use model::allocation::{PodAllocation, ResizeState};
@@ -76,7 +77,7 @@ impl Held {
 }
 
 /// A verdict that waited for a plugin, with its pod and the number of the question.
-type Admitted = (PodUid, u64, Result<Admission, Refusal>);
+type Answered = (PodUid, u64, Result<Admission, Refusal>);
 
 /// The dispatcher's state.
 pub struct Dispatcher {
@@ -99,8 +100,8 @@ pub struct Dispatcher {
     /// Pods whose verdict of admission waits for a plugin: the number of the question, and the pod's full name.
     admitting: HashMap<PodUid, (u64, String)>,
     admissions: u64,
-    admitted_tx: mpsc::Sender<Admitted>,
-    admitted: mpsc::Receiver<Admitted>,
+    admitted_tx: mpsc::Sender<Answered>,
+    admitted: mpsc::Receiver<Answered>,
     runtime: watch::Receiver<RuntimePods>,
     ends_tx: PodEnds,
     /// Pods that the node ends.
@@ -344,6 +345,7 @@ impl Dispatcher {
         let pod = self.desired(uid)?.clone();
         if self.admitting.contains_key(uid) {
             // Its newest form is started when the verdict comes.
+            self.deps.registry.renew_waiting(&pod);
             return None;
         }
         self.follow_wish(&pod, before).await;
@@ -421,6 +423,7 @@ impl Dispatcher {
                     self.admissions += 1;
                     let (uid, question) = (pod.uid().clone(), self.admissions);
                     self.admitting.insert(uid.clone(), (question, pod.full_name()));
+                    self.show_waiting(&pod);
                     let out = self.admitted_tx.clone();
                     self.tasks.spawn_until_stop(async move {
                         if let Ok(verdict) = verdict.await {
@@ -437,12 +440,12 @@ impl Dispatcher {
     }
 
     /// Ends pods that have to make room for a critical one, whose room theirs is already; nobody waits for them.
-    fn preempt(&mut self, pod: &DesiredPod, admitted: &Admission) {
-        for uid in &admitted.preempt {
+    fn preempt(&mut self, pod: &DesiredPod, room: &Admitted) {
+        for uid in &room.preempt {
             let Some(victim) = self.desired(uid).cloned() else { continue };
             info!(pod = victim.full_name(), uid = %uid, critical = pod.full_name(), "Preempting pod to free up resources");
             self.deps.events.pod_warning(&victim, PREEMPTING, PREEMPTED);
-            self.deps.metrics.preempted(&admitted.lacked);
+            self.deps.metrics.preempted(&room.lacked);
             let failing = Failing {
                 reason: PREEMPTING.to_owned(),
                 message: PREEMPTED.to_owned(),
@@ -453,6 +456,27 @@ impl Dispatcher {
             };
             self.end_for_the_node(EndPod { uid: uid.clone(), failing, grace: None });
         }
+    }
+
+    /// A pod that a plugin holds up is no secret.
+    fn show_waiting(&self, pod: &DesiredPod) {
+        let entry = self.new_entry(pod);
+        {
+            let mut view = entry.view();
+            view.status = pod.stored_status().cloned().unwrap_or_default();
+            view.status.phase.get_or_insert_with(|| "Pending".to_owned());
+            view.waits_for = vec!["a plugin has not said yet whether the pod gets what it asks for".to_owned()];
+        }
+        self.deps.registry.wait_for_admission(entry);
+    }
+
+    /// The entry of a pod that is to be admitted.
+    fn new_entry(&self, pod: &DesiredPod) -> Arc<PodEntry> {
+        let now = self.deps.clock.now();
+        let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
+        entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
+        entry.begin(StepKind::Admit, "", now);
+        entry
     }
 
     /// The verdict that waited for a plugin is there.
@@ -472,16 +496,24 @@ impl Dispatcher {
     /// Starts the worker of a pod about which admission has spoken; None: it was not asked, or what it said does not count.
     fn begin(&mut self, pod: DesiredPod, verdict: Result<Option<Admission>, Refusal>) {
         let now = self.deps.clock.now();
-        let entry = Arc::new(PodEntry::new(pod.uid().clone(), pod.namespace(), pod.name(), Some(pod.clone()), now));
-        entry.mark(StepKind::Queued, pod.source().as_str(), StepResult::Done, now);
+        let entry = match self.deps.registry.end_wait(pod.uid()) {
+            Some(entry) => {
+                let mut view = entry.view();
+                view.desired = Some(pod.clone());
+                view.waits_for.clear();
+                drop(view);
+                entry
+            }
+            None => self.new_entry(&pod),
+        };
         let mut admission = None;
         let intent = match verdict {
             Ok(admitted) => {
                 if let Some(admitted) = &admitted {
-                    self.preempt(&pod, admitted);
+                    self.preempt(&pod, &admitted.room);
                 }
                 info!(pod = pod.full_name(), uid = %pod.uid(), source = pod.source().as_str(), "SyncLoop ADD");
-                entry.mark(StepKind::Admit, "", StepResult::Done, now);
+                entry.end(StepKind::Admit, "", StepResult::Done, now);
                 let form = admitted.as_ref().map(|a| pod.given(&a.allocation, a.resize.clone()));
                 admission = admitted;
                 Intent::first(form.unwrap_or_else(|| pod.clone()))
@@ -490,7 +522,7 @@ impl Dispatcher {
                 warn!(pod = pod.full_name(), reason = refusal.reason, err = refusal.message, "Pod was rejected");
                 self.deps.metrics.admission_rejected(&refusal.reason);
                 self.deps.events.pod_warning(&pod, &refusal.reason, &refusal.message);
-                entry.mark(
+                entry.end(
                     StepKind::Admit,
                     "",
                     StepResult::Failed(format!("{}: {}", refusal.reason, refusal.message)),
@@ -547,6 +579,7 @@ impl Dispatcher {
             return;
         }
         if let Some((_, full_name)) = self.admitting.remove(uid) {
+            self.deps.registry.end_wait(uid);
             // Never started, so nothing of it is left but what it was given.
             self.admit.release(uid.clone()).await;
             let starting = self.free_name(&full_name, uid).await;
@@ -704,41 +737,6 @@ impl Dispatcher {
         }
         if let Err(e) = written {
             warn!(err = e.chain(), "Failed to update QoS cgroup configuration");
-        }
-    }
-
-    /// Removes pod directories, pod cgroups, log directories and allocations that belong to nobody. The unknown ones are looked at, not the known.
-    async fn housekeeping(&mut self) {
-        if !*self.all_seen.borrow() {
-            return;
-        }
-        let host = self.deps.host.clone();
-        let mut found: BTreeSet<PodUid> = BTreeSet::new();
-        match host.list_pod_dirs().await {
-            Ok(dirs) => found.extend(dirs),
-            Err(e) => warn!(err = e.chain(), "Pod directories cannot be listed"),
-        }
-        match host.list_pod_cgroups().await {
-            Ok(groups) => found.extend(groups),
-            Err(e) => warn!(err = e.chain(), "Pod cgroups cannot be listed"),
-        }
-        // A worker of its own takes each away: a volume that hangs must hold up nobody else.
-        for uid in found {
-            let pod =
-                RuntimePod { name: uid.to_string(), namespace: String::new(), uid, alive: false, is_static: false };
-            let listed = self.runtime.borrow().pods.iter().any(|p| p.uid == pod.uid);
-            if !listed && self.is_orphan(&pod) {
-                info!(uid = %pod.uid, "Orphaned pod found, cleaning up its directory and cgroup");
-                self.start_orphan(&pod);
-            }
-        }
-        self.admit
-            .retain(self.workers.keys().chain(self.sets.values().flat_map(BTreeMap::keys)).cloned().collect())
-            .await;
-        let known: HashSet<PodUid> =
-            self.workers.keys().cloned().chain(self.runtime.borrow().pods.iter().map(|p| p.uid.clone())).collect();
-        if let Err(e) = host.prune_logs(&known).await {
-            warn!(err = e.chain(), "Log directories of gone pods cannot be removed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The way of events about pods to whoever keeps them. Recording never waits and never fails.
+//! The way of events about pods, and of their trouble with the node, to whoever keeps them. Recording never waits and never fails.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,6 +73,18 @@ impl Events {
         if let Some(sink) = &self.0 {
             sink.annotated(&reference(pod, None), annotations, "Warning", reason, message);
         }
+    }
+
+    /// `Warning`, about the node.
+    pub fn node_warning(&self, node: &str, reason: &str, message: &str) {
+        let Some(sink) = &self.0 else { return };
+        let about = ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        };
+        sink.event(&about, "Warning", reason, message);
     }
 
     /// `Normal`, about one of its containers.

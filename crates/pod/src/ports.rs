@@ -190,13 +190,19 @@ pub struct MountedVolume {
     pub gid: Option<i64>,
     /// It is a block device: `host_path` is a link to it.
     pub device: bool,
-    /// Name of the PersistentVolume behind a claim: paths on the node that Go names by it must be found by it.
+    /// Name of the PersistentVolume behind a claim, or of the volume as its driver has it: paths on the node that Go names by it must be found
+    /// by it.
     pub spec_name: Option<String>,
     /// Its files are the pod's, and want the SELinux label of its containers.
     pub relabel: bool,
 }
 
 impl MountedVolume {
+    /// Its name in paths; `name`: that in the pod.
+    pub fn dir_name(&self, name: &str) -> String {
+        self.spec_name.as_deref().unwrap_or(name).replace('/', "~")
+    }
+
     /// A volume at this path that everybody may use.
     pub fn at(host_path: PathBuf) -> Self {
         Self { host_path, read_only: false, gid: None, device: false, spec_name: None, relabel: false }

@@ -243,6 +243,8 @@ pub struct Running {
 #[derive(Debug)]
 pub struct Registry {
     pods: Mutex<HashMap<PodUid, Arc<PodEntry>>>,
+    /// Pods without a worker yet: a plugin is being asked whether they may run.
+    admitting: Mutex<HashMap<PodUid, Arc<PodEntry>>>,
     beat: Mutex<tokio::time::Instant>,
     /// What each pod has in the runtime, and the sum of it: one pod's change costs that pod only.
     running: Mutex<(HashMap<PodUid, Running>, usize, ContainerCounts)>,
@@ -250,13 +252,39 @@ pub struct Registry {
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { pods: Mutex::default(), beat: Mutex::new(tokio::time::Instant::now()), running: Mutex::default() }
+        Self {
+            pods: Mutex::default(),
+            admitting: Mutex::default(),
+            beat: Mutex::new(tokio::time::Instant::now()),
+            running: Mutex::default(),
+        }
     }
 }
 
 impl Registry {
     fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<PodEntry>>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admitting(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<PodEntry>>> {
+        self.admitting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows a pod whose admission waits for a plugin; it has no worker yet, and so is in no other list than [`Registry::shown`].
+    pub fn wait_for_admission(&self, entry: Arc<PodEntry>) {
+        self.admitting().insert(entry.uid.clone(), entry);
+    }
+
+    /// The newest form of a pod whose admission waits.
+    pub fn renew_waiting(&self, pod: &DesiredPod) {
+        if let Some(entry) = self.admitting().get(pod.uid()) {
+            entry.view().desired = Some(pod.clone());
+        }
+    }
+
+    /// The pod's admission waits no more.
+    pub fn end_wait(&self, uid: &PodUid) -> Option<Arc<PodEntry>> {
+        self.admitting().remove(uid)
     }
 
     /// A sign of life of the dispatcher, the only writer of the table.
@@ -315,7 +343,17 @@ impl Registry {
 
     /// All entries, by namespace and name.
     pub fn all(&self) -> Vec<Arc<PodEntry>> {
-        let mut all: Vec<_> = self.pods().values().cloned().collect();
+        Self::sorted(self.pods().values().cloned().collect())
+    }
+
+    /// All entries and the pods whose admission waits, by namespace and name: for people.
+    pub fn shown(&self) -> Vec<Arc<PodEntry>> {
+        let mut all: HashMap<PodUid, Arc<PodEntry>> = self.admitting().clone();
+        all.extend(self.pods().clone());
+        Self::sorted(all.into_values().collect())
+    }
+
+    fn sorted(mut all: Vec<Arc<PodEntry>>) -> Vec<Arc<PodEntry>> {
         all.sort_by_cached_key(|e| {
             let v = e.view();
             (v.namespace.clone(), v.name.clone(), e.uid.clone())

@@ -232,10 +232,11 @@ impl Counts {
                 let plugin = decide::volume_plugin::plugin_name(volume);
                 let (wanted, there) = volumes.entry(plugin).or_default();
                 *wanted += 1;
-                // A claim's directory is named as its PersistentVolume, and hostPath has none.
+                // A claim's directory is named as its PersistentVolume, one of a replaced plugin as the disk, and hostPath has none.
                 let made = match plugin {
                     "kubernetes.io/host-path" => true,
                     "kubernetes.io/local-volume" => dir.join("kubernetes.io~local-volume").is_dir(),
+                    "kubernetes.io/csi" if volume.csi.is_none() => dir.join("kubernetes.io~csi").is_dir(),
                     _ => dir.join(plugin.replace('/', "~")).join(&volume.name).is_dir(),
                 };
                 *there += usize::from(made);

@@ -253,7 +253,7 @@ impl PodHost for NodeHost {
                         volume_path: &mounted.host_path,
                         sub_path: path,
                         pod_dir: &pod_dir,
-                        volume: mounted.spec_name.as_deref().unwrap_or(volume),
+                        volume: &mounted.dir_name(volume),
                         container: &name,
                         index: *index,
                     },

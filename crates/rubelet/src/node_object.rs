@@ -120,6 +120,7 @@ pub(crate) fn declared_features(gates: &Gates) -> Vec<String> {
         (Gate::ExtendWebSocketsToKubelet, "ExtendWebSocketsToKubelet"),
         (Gate::InPlacePodLevelResourcesVerticalScaling, "InPlacePodLevelResourcesVerticalScaling"),
         (Gate::InPlacePodVerticalScalingInitContainers, "InPlacePodVerticalScalingInitContainers"),
+        (Gate::RestartAllContainersOnContainerExits, "RestartAllContainersOnContainerExits"),
     ];
     let declared = features.into_iter().filter(|(gate, _)| gates.enabled(*gate)).map(|(_, name)| name.to_owned());
     if gates.enabled(Gate::NodeDeclaredFeatures) { declared.collect() } else { Vec::new() }
@@ -155,20 +156,11 @@ fn identity(flags: &Flags, config: &KubeletConfiguration, name: &str, reset_exte
 }
 
 fn machine(resources: &Resources) -> MachineFacts {
-    let (machine, failed) = host::proc::machine(Path::new("/"), Path::new(facts::PROC), Path::new(facts::SYS));
+    let (host, failed) = host::proc::machine(Path::new("/"), Path::new(facts::PROC), Path::new(facts::SYS));
     for e in failed {
         warn!(err = e.full(), "A fact for the node's status is not known");
     }
-    MachineFacts {
-        capacity: resources.capacity.clone(),
-        allocatable: resources.allocatable.clone(),
-        machine_id: machine.machine_id,
-        system_uuid: machine.system_uuid,
-        boot_id: machine.boot_id,
-        kernel_version: machine.kernel_version,
-        os_image: machine.os_image,
-        swap: machine.swap,
-    }
+    MachineFacts { capacity: resources.capacity.clone(), allocatable: resources.allocatable.clone(), host }
 }
 
 /// The machine with the devices that plugins have.
@@ -202,4 +194,17 @@ fn addresses(flags: &Flags, name: &str) -> node::FindAddresses {
         let found = host::proc::node_addresses(Path::new(facts::PROC), Path::new(facts::SYS), &name, &given);
         Ok(NodeAddresses { ips: found.map_err(|e| e.full())?, hostname: hostname.clone() })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the Go kubelet registers its node.
+    #[test]
+    fn features_are_gos() {
+        let recorded = include_str!("../../decide/src/node/testdata/create.json");
+        let recorded: model::api::Node = serde_json::from_str(recorded).unwrap();
+        assert_eq!(Some(declared_features(&Gates::default())), recorded.status.unwrap().declared_features);
+    }
 }

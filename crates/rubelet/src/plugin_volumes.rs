@@ -13,6 +13,7 @@ use cluster::calls::StorageApi;
 use cluster::events::Recorder;
 use cluster::{Client, Delta, Reflector, Scope};
 use decide::csi::{CsiVolume, DriverRules, Growth, ResizeNews, SecretName};
+use decide::selinux::Counted;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 use model::Timestamp;
 use model::api::{ObjectReference, Secret};
@@ -24,6 +25,7 @@ use pod::events::Events;
 use pod::objects::PodObjects;
 use pod::ports::{HostError, HostResult, PluginVolume, PluginVolumes, Tasks};
 use pod::registry::PodEntry;
+use telemetry::metrics::{Labelled, Metrics};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -85,17 +87,25 @@ pub(crate) struct ClusterVolumes {
     recorder: Recorder,
     objects: Arc<dyn PodObjects>,
     events: Events,
+    metrics: Arc<Metrics>,
     followed: OnceLock<watch::Receiver<Rules>>,
     tasks: Tasks,
 }
 
 impl ClusterVolumes {
-    pub(crate) fn new(cluster: &Cluster, objects: Arc<dyn PodObjects>, events: Events, tasks: &Tasks) -> Self {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        objects: Arc<dyn PodObjects>,
+        events: Events,
+        metrics: Arc<Metrics>,
+        tasks: &Tasks,
+    ) -> Self {
         Self {
             client: cluster.client.clone(),
             recorder: cluster.recorder.clone(),
             objects,
             events,
+            metrics,
             followed: OnceLock::new(),
             tasks: tasks.clone(),
         }
@@ -212,6 +222,14 @@ impl Objects for ClusterVolumes {
         patched.map(|_| ()).map_err(|e| e.message)
     }
 
+    fn labelled(&self, counted: Counted, plugin: &str, access_mode: &'static str) {
+        self.metrics.beside.selinux(match counted {
+            Counted::Admitted => Labelled::Admitted(plugin, access_mode),
+            Counted::PodMismatch { refused } => Labelled::PodMismatch(access_mode, refused),
+            Counted::VolumeMismatch { refused } => Labelled::VolumeMismatch(plugin, access_mode, refused),
+        });
+    }
+
     fn event(&self, pod: &DesiredPod, claim: Option<&Growth>, warning: bool, reason: &str, message: &str) {
         if warning {
             self.events.pod_warning(pod, reason, message);
@@ -260,6 +278,8 @@ impl Objects for Alone {
     async fn resized(&self, _: &DesiredPod, _: &Growth, _: &ResizeNews) -> Result<(), String> {
         alone()
     }
+
+    fn labelled(&self, _: Counted, _: &str, _: &'static str) {}
 
     fn event(&self, _: &DesiredPod, _: Option<&Growth>, _: bool, _: &str, _: &str) {}
 }

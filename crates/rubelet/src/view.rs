@@ -79,11 +79,11 @@ impl NodeView for View {
             }
             Some(pod)
         };
-        self.registry.all().into_iter().filter_map(shown).collect()
+        self.registry.shown().into_iter().filter_map(shown).collect()
     }
 
     fn pod_reports(&self) -> Vec<PodReport> {
-        self.registry.all().iter().map(|entry| report(entry.uid.as_str(), &entry.view())).collect()
+        self.registry.shown().iter().map(|entry| report(entry.uid.as_str(), &entry.view())).collect()
     }
 
     fn node_report(&self) -> NodeReport {

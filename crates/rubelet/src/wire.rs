@@ -236,7 +236,8 @@ pub(crate) async fn start(input: Input) -> Result<Running, Failure> {
     let drivers = Drivers::observed_by(Arc::new(CallMetrics(metrics.clone())));
     let volume_objects: Arc<dyn Objects> = match &cluster {
         Some(cluster) => {
-            let volumes = Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), &tasks));
+            let volumes =
+                Arc::new(ClusterVolumes::new(cluster, objects.clone(), events.clone(), metrics.clone(), &tasks));
             tasks.spawn_until_stop(volumes.clone().follow_limits(drivers.clone()));
             volumes
         }

@@ -21,6 +21,7 @@ mod names;
 mod pods;
 mod resource;
 mod shared;
+mod shares;
 mod storage;
 mod summary;
 mod text;
@@ -44,6 +45,7 @@ use cadvisor::{DeviceFigures, MachineFacts};
 use groups::{CpuTimes, GLANCE, Groups};
 use names::Names;
 use shared::Shared;
+use shares::Shares;
 use storage::{Storage, Volume};
 use text::{Kind, Page, labels};
 
@@ -107,6 +109,7 @@ pub struct Stats {
     told: Shared<Vec<v1::ContainerStats>>,
     storage: Shared<Storage>,
     volumes: Shared<HashMap<String, Vec<Volume>>>,
+    shares: Shares,
     cadvisor: Shared<Bytes>,
     /// Names of images by the ids of the containers and sandboxes that use them.
     images: Mutex<HashMap<String, Arc<str>>>,
@@ -140,6 +143,7 @@ impl Stats {
             told: Shared::new(SHARED, SHARED),
             storage: Shared::new(SHARED, SHARED),
             volumes: Shared::new(volumes, volumes),
+            shares: Shares::default(),
             cadvisor: Shared::new(SHARED, SHARED),
             images: Mutex::default(),
         }
@@ -320,8 +324,13 @@ impl Stats {
                     claims.insert(pod.uid.clone(), of_pod);
                 }
             }
-            let (drivers, metrics) = (self.claims.drivers().await, self.metrics.clone());
-            blocking(move || Ok(storage::volumes(&settings.storage, &names, &claims, &drivers, &metrics))).await
+            let (proc, pods) = (settings.groups.proc.clone(), settings.storage.root.join("pods"));
+            let places = blocking(move || Ok(shares::mounted(&host::mount::MountTable::read(&proc)?, &pods))).await?;
+            let ask = |place: &std::path::Path| host::fsx::filesystem(place).ok();
+            let (drivers, shares) = tokio::join!(self.claims.drivers(), self.shares.measure(places, ask));
+            let metrics = self.metrics.clone();
+            let told = storage::Told { claims, drivers, shares };
+            blocking(move || Ok(storage::volumes(&settings.storage, &names, &told, &metrics))).await
         };
         self.volumes.get(|_| true, make).await
     }

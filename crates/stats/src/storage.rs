@@ -11,6 +11,7 @@ use telemetry::metrics::Metrics;
 use tracing::warn;
 
 use crate::names::Names;
+use crate::shares::{self, Share};
 
 /// Where a node's files are.
 #[derive(Clone, Debug)]
@@ -175,14 +176,25 @@ const WALKED: [&str; 5] = [
 /// Those that are file systems, or parts of one.
 const MOUNTED: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~iscsi", "kubernetes.io~fc"];
 
+/// What is known of volumes before any is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Claims by pod UID.
+    pub(crate) claims: HashMap<String, Vec<ClaimedVolume>>,
+    /// What drivers say, by pod UID.
+    pub(crate) drivers: HashMap<String, Vec<DriverFigures>>,
+    /// How full servers' shares are, by the place where they are mounted.
+    pub(crate) shares: HashMap<PathBuf, Share>,
+}
+
 /// Measures the volumes of all pods. Blocks for as long as the walks take.
 pub(crate) fn volumes(
     settings: &StorageSettings,
     names: &Names,
-    claims: &HashMap<String, Vec<ClaimedVolume>>,
-    drivers: &HashMap<String, Vec<DriverFigures>>,
+    told: &Told,
     metrics: &Metrics,
 ) -> HashMap<String, Vec<Volume>> {
+    let Told { claims, drivers, shares } = told;
     let device = |path: &Path| std::fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::dev(&m)).ok();
     let disk = device(&settings.root);
     let mut all = HashMap::new();
@@ -193,18 +205,34 @@ pub(crate) fn volumes(
             let begun = std::time::Instant::now();
             let own_name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let mounted = MOUNTED.contains(&plugin.as_str());
-            let claim = claimed.iter().find(|c| c.persistent_volume == own_name && mounted);
+            let is_share = plugin == shares::NFS;
+            let claim = claimed.iter().find(|c| c.persistent_volume == own_name && (mounted || is_share));
+            if is_share {
+                // Its server was asked before: here nobody waits for one.
+                let Some(share) = shares.get(&dir) else { continue };
+                let fs = share.fs;
+                found.push(Volume {
+                    name: claim.map_or(own_name, |c| c.volume.clone()),
+                    claim: claim.map(|c| c.claim.clone()),
+                    ephemeral: false,
+                    usage: Usage { at: share.at, used: Some(fs.used), inodes_used: Some(fs.inodes_used), fs: Some(fs) },
+                    abnormal: None,
+                });
+                metrics.volume_measured("statfs", share.took);
+                continue;
+            }
+            if !mounted && !WALKED.contains(&plugin.as_str()) {
+                continue;
+            }
             let Ok(fs) = host::fsx::filesystem(&dir) else { continue };
             let used = if mounted {
                 DiskUsage { bytes: fs.used, inodes: fs.inodes_used }
-            } else if WALKED.contains(&plugin.as_str()) {
+            } else {
                 // What vanishes under way, or a directory that is just being made, is measured the next time.
                 match host::fsx::disk_usage(&dir) {
                     Ok(used) => used,
                     Err(_) => continue,
                 }
-            } else {
-                continue;
             };
             // On the disk, and the kind has no other home: not a tmpfs, not what outlives the pod.
             let ephemeral = ["kubernetes.io~empty-dir", "kubernetes.io~configmap"].contains(&plugin.as_str())
@@ -278,6 +306,8 @@ mod tests {
         put(d, "root/pods/u/volumes/kubernetes.io~secret/s/token", 10);
         put(d, "root/pods/u/volumes/kubernetes.io~csi/unknown/mount", 10);
         put(d, "root/pods/u/volumes/kubernetes.io~local-volume/pv-1/x", 10);
+        put(d, "root/pods/u/volumes/kubernetes.io~nfs/pv-3/x", 10);
+        put(d, "root/pods/u/volumes/kubernetes.io~nfs/not-mounted/x", 10);
         put(d, "logs/ns_web_u/c/0.log", 5000);
         put(d, "logs/ns_web_u/c/0.log.20260101-000000.gz", 100);
         let label = |(k, v): (&str, &str)| (k.to_owned(), v.to_owned());
@@ -336,9 +366,14 @@ mod tests {
             fs: FilesystemFigures { capacity: 9, used: 4, ..FilesystemFigures::default() },
             abnormal,
         };
-        let claims = HashMap::from([("u".to_owned(), vec![claim, far])]);
+        let share = ClaimedVolume { volume: "share".into(), claim: "third".into(), persistent_volume: "pv-3".into() };
+        let claims = HashMap::from([("u".to_owned(), vec![claim, far, share])]);
         let drivers = HashMap::from([("u".to_owned(), vec![told("pv-2", Some(true)), told("inline", None)])]);
-        let volumes = volumes(&settings, &names, &claims, &drivers, &metrics);
+        let fs = FilesystemFigures { capacity: 8, used: 5, ..FilesystemFigures::default() };
+        let share = Share { at: Timestamp::UNIX_EPOCH, took: std::time::Duration::ZERO, fs };
+        let shares = HashMap::from([(d.join("root/pods/u/volumes/kubernetes.io~nfs/pv-3"), share)]);
+        let told = Told { claims, drivers, shares };
+        let volumes = volumes(&settings, &names, &told, &metrics);
         let shown: Vec<_> =
             volumes["u"].iter().map(|v| (v.name.as_str(), v.claim.as_deref(), v.ephemeral, v.abnormal)).collect();
         let want = [
@@ -347,8 +382,10 @@ mod tests {
             ("far", Some("other"), false, Some(true)),
             ("inline", None, false, None),
             ("s", None, false, None),
+            ("share", Some("third"), false, None),
         ];
         assert_eq!(shown, want);
+        assert_eq!(volumes["u"][5].usage.fs, Some(fs));
         assert_eq!(volumes["u"][2].usage.used, Some(4));
         let scratch = volumes["u"][0].usage;
         assert!(scratch.used.unwrap() >= 50_000 && scratch.inodes_used == Some(3), "{scratch:?}");

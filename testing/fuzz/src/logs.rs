@@ -88,7 +88,7 @@ pub fn read(bytes: &[u8]) {
         if options.tail.is_none() {
             let (first, rest) = text.split_at(text.len() / 2);
             fs::write(&log, first).expect("a log");
-            let mut reader = LogReader::open(&log, options.clone()).expect("the log is there");
+            let mut reader = LogReader::open(&log, place.dir.path(), options.clone()).expect("the log is there");
             let mut pieces = Vec::new();
             while reader.read(&mut pieces).expect("the log can be read") == Progress::More {}
             let mut file = fs::OpenOptions::new().append(true).open(&log).expect("the log is there");
@@ -100,7 +100,7 @@ pub fn read(bytes: &[u8]) {
 }
 
 fn all(log: &std::path::Path, options: &ReadOptions) -> Vec<u8> {
-    let mut reader = LogReader::open(log, options.clone()).expect("the log is there");
+    let mut reader = LogReader::open(log, log.parent().unwrap_or(log), options.clone()).expect("the log is there");
     let mut out = Vec::new();
     while reader.read(&mut out).expect("the log can be read") == Progress::More {}
     out

@@ -13,6 +13,7 @@
 
 pub mod check;
 pub mod host;
+pub mod managers;
 pub mod manifests;
 pub mod node;
 pub mod ports;

@@ -61,6 +61,8 @@ pub struct Manifest {
     pub grace: i64,
     /// `spec.hostNetwork`.
     pub host_network: bool,
+    /// `spec.priority`.
+    pub priority: Option<i64>,
     /// `spec.initContainers`; a sidecar has `restartPolicy: Always`.
     pub inits: Vec<Container>,
     /// `spec.containers`.
@@ -76,6 +78,7 @@ impl Manifest {
             policy: "Always",
             grace: 5,
             host_network: false,
+            priority: None,
             inits: Vec::new(),
             apps: vec![Container::new("app")],
         }
@@ -103,6 +106,12 @@ impl Manifest {
     #[must_use]
     pub fn on_host_network(self) -> Self {
         Self { host_network: true, ..self }
+    }
+
+    /// With a priority.
+    #[must_use]
+    pub fn priority(self, priority: i64) -> Self {
+        Self { priority: Some(priority), ..self }
     }
 
     /// One more init container.
@@ -139,7 +148,7 @@ impl Manifest {
         if let Some(uid) = &self.uid {
             metadata["uid"] = json!(uid);
         }
-        json!({
+        let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": metadata,
@@ -151,8 +160,11 @@ impl Manifest {
                 "containers": containers(&self.apps),
                 "volumes": [{ "name": "scratch", "emptyDir": {} }],
             },
-        })
-        .to_string()
+        });
+        if let Some(priority) = self.priority {
+            pod["spec"]["priority"] = json!(priority);
+        }
+        pod.to_string()
     }
 }
 

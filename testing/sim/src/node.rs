@@ -17,7 +17,7 @@ use pod::desired::Dispatcher;
 use pod::events::Events;
 use pod::images::{Images, PullLimits};
 use pod::pleg::Health;
-use pod::ports::{Clock, NoManagers, PodHost, Random, Tasks};
+use pod::ports::{Clock, PodHost, Random, Tasks};
 use pod::prober::Prober;
 use pod::registry::{PodEntry, Registry};
 use pod::settings::Settings;
@@ -282,6 +282,11 @@ impl Node {
     /// The agent's table.
     pub fn entries(&self) -> Vec<Arc<PodEntry>> {
         self.agent.as_ref().map(|agent| agent.registry.all()).unwrap_or_default()
+    }
+
+    /// What the agent shows to people: its table, and pods that are still to be admitted.
+    pub fn shown(&self) -> Vec<Arc<PodEntry>> {
+        self.agent.as_ref().map(|agent| agent.registry.shown()).unwrap_or_default()
     }
 
     /// What the agent shows of a pod.
@@ -576,7 +581,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         rules()?,
         restored,
         host.clone(),
-        Arc::new(NoManagers),
+        world.waiting.managers(),
         PathBuf::from(ROOT),
         &tasks,
     );
@@ -603,7 +608,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         reader: ports.clone(),
         mutator: ports.clone(),
         plugins: Arc::new(pod::ports::NoPlugins),
-        managers: Arc::new(NoManagers),
+        managers: world.waiting.managers(),
         host,
         admit: admit.clone(),
         clock: clock.clone(),
@@ -611,7 +616,7 @@ async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent>
         metrics,
         registry: registry.clone(),
         status: StatusQueue::default(),
-        events: Events::default(),
+        events: Events::to(Arc::new(world.told.clone())),
         health: pleg.health.clone(),
         limiter: LogLimiter::new(Duration::from_secs(60)),
         settings: settings(clock),

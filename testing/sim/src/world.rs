@@ -7,10 +7,13 @@ use std::time::Duration;
 use cri_api::v1::ContainerState;
 use decide::config::names;
 use fakes::FakeRuntime;
+use model::api::ObjectReference;
+use pod::events::EventSink;
 use tokio::time::Instant;
 
 use crate::check::{Ask, Checker, Fact};
 use crate::host::FakeHost;
+use crate::managers::Waiting;
 use crate::manifests::Dir;
 
 /// More calls than a whole node makes in one moment.
@@ -24,6 +27,10 @@ pub struct World {
     pub host: FakeHost,
     /// The manifest directory.
     pub dir: Dir,
+    /// Pods whose admission waits for a plugin.
+    pub waiting: Waiting,
+    /// Events that the agent told.
+    pub told: Told,
     began: Instant,
     judge: Mutex<Judge>,
 }
@@ -44,10 +51,36 @@ struct Judge {
     asked: Vec<String>,
 }
 
+/// Events that the agent told, newest last. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Told(Arc<Mutex<Vec<String>>>);
+
+impl Told {
+    /// `NAME REASON MESSAGE` of each.
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl EventSink for Told {
+    fn event(&self, about: &ObjectReference, _: &'static str, reason: &str, message: &str) {
+        let name = about.name.as_deref().unwrap_or_default();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{name} {reason} {message}"));
+    }
+}
+
 impl World {
     /// A world in which nothing has happened.
     pub fn new(runtime: FakeRuntime, host: FakeHost) -> Arc<Self> {
-        Arc::new(Self { runtime, host, dir: Dir::default(), began: Instant::now(), judge: Mutex::default() })
+        Arc::new(Self {
+            runtime,
+            host,
+            dir: Dir::default(),
+            waiting: Waiting::default(),
+            told: Told::default(),
+            began: Instant::now(),
+            judge: Mutex::default(),
+        })
     }
 
     fn judge(&self) -> MutexGuard<'_, Judge> {

@@ -146,7 +146,7 @@ pub fn claimed(
     if as_device && mode != "Block" {
         return Err(format!("volume {} has volumeMode {mode}, but is specified in volumeDevices", volume.name));
     }
-    let place = if let Some(volume) = CsiVolume::claimed(bound, claim, wanted.read_only) {
+    let place = if let Some(volume) = CsiVolume::claimed(bound, claim, wanted.read_only)? {
         Place::Csi(Box::new(volume))
     } else if let Some(volume) = disk::claimed(bound, pod.namespace(), wanted.read_only)? {
         Place::Csi(Box::new(volume))

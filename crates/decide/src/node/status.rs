@@ -8,6 +8,7 @@ use model::api::{
     self, ContainerImage, DaemonEndpoint, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
     NodeRuntimeHandlerFeatures, NodeStatus, NodeSwapStatus, NodeSystemInfo,
 };
+use model::machine::Machine;
 use model::quantity::Quantity;
 
 use super::address::{self, NodeAddresses};
@@ -16,25 +17,15 @@ use super::event::NodeEvent;
 use super::object::Identity;
 use crate::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList};
 
-/// What the machine is. Read at start; resources change when device plugins come and go.
+/// What the machine is and has. Read at start; resources change when device plugins come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineFacts {
     /// All of the machine, by resource name.
     pub capacity: ResourceList,
     /// What of it is for pods, by resource name.
     pub allocatable: ResourceList,
-    /// `machineID`.
-    pub machine_id: String,
-    /// `systemUUID`.
-    pub system_uuid: String,
-    /// `bootID`.
-    pub boot_id: String,
-    /// `kernelVersion`.
-    pub kernel_version: String,
-    /// `osImage`.
-    pub os_image: String,
-    /// Swap space in bytes; 0: none.
-    pub swap: u64,
+    /// What it is.
+    pub host: Machine,
 }
 
 /// What the container runtime is and has.
@@ -142,26 +133,26 @@ fn system_info(facts: &StatusFacts<'_>, old: Option<&NodeSystemInfo>, events: &m
     let machine = facts.machine;
     if let Some(old) = old
         && !old.boot_id.is_empty()
-        && old.boot_id != machine.boot_id
+        && old.boot_id != machine.host.boot_id
     {
-        events.push(NodeEvent::rebooted(&facts.identity.name, &machine.boot_id));
+        events.push(NodeEvent::rebooted(&facts.identity.name, &machine.host.boot_id));
     }
     let version = match (facts.runtime.version.as_str(), old) {
         ("", Some(old)) => old.container_runtime_version.clone(),
         (version, _) => version.to_owned(),
     };
     NodeSystemInfo {
-        machine_id: machine.machine_id.clone(),
-        system_uuid: machine.system_uuid.clone(),
-        boot_id: machine.boot_id.clone(),
-        kernel_version: machine.kernel_version.clone(),
-        os_image: machine.os_image.clone(),
+        machine_id: machine.host.machine_id.clone(),
+        system_uuid: machine.host.system_uuid.clone(),
+        boot_id: machine.host.boot_id.clone(),
+        kernel_version: machine.host.kernel_version.clone(),
+        os_image: machine.host.os_image.clone(),
         container_runtime_version: version,
         kubelet_version: facts.identity.kubelet_version.clone(),
         kube_proxy_version: String::new(),
         operating_system: "linux".to_owned(),
         architecture: facts.identity.architecture.clone(),
-        swap: i64::try_from(machine.swap)
+        swap: i64::try_from(machine.host.swap)
             .ok()
             .filter(|n| *n > 0)
             .map(|capacity| NodeSwapStatus { capacity: Some(capacity) }),

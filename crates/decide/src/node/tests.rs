@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use cri_api::v1;
 use jiff::Timestamp;
 use model::api::{Node, NodeCondition, NodeStatus, Taint, Time};
+use model::machine::Machine;
 use model::quantity::Quantity;
 use serde_json::{Value, json};
 
@@ -34,12 +35,14 @@ fn machine() -> MachineFacts {
     MachineFacts {
         capacity: with(&[("cpu", "2"), ("ephemeral-storage", "264212084Ki"), ("memory", "24684092Ki")]),
         allocatable: with(&[("cpu", "1900m"), ("ephemeral-storage", "243497856212"), ("memory", "24479292Ki")]),
-        machine_id: "3d1219c7c4c5404aaa1f6d2a48adfda4".into(),
-        system_uuid: "3d1219c7c4c5404aaa1f6d2a48adfda4".into(),
-        boot_id: "894922fa-81fb-4427-9bcc-a9f3f0908aec".into(),
-        kernel_version: "6.18.44-fc-v657".into(),
-        os_image: "Debian GNU/Linux 12 (bookworm)".into(),
-        swap: 0,
+        host: Machine {
+            machine_id: "3d1219c7c4c5404aaa1f6d2a48adfda4".into(),
+            system_uuid: "3d1219c7c4c5404aaa1f6d2a48adfda4".into(),
+            boot_id: "894922fa-81fb-4427-9bcc-a9f3f0908aec".into(),
+            kernel_version: "6.18.44-fc-v657".into(),
+            os_image: "Debian GNU/Linux 12 (bookworm)".into(),
+            swap: 0,
+        },
     }
 }
 
@@ -386,7 +389,10 @@ fn heartbeats_and_order_are_no_change() {
 fn a_reboot_is_told_once() {
     let old = Facts::default().first().status;
     let facts = Facts {
-        machine: MachineFacts { boot_id: "11111111-2222-3333-4444-555555555555".into(), ..machine() },
+        machine: MachineFacts {
+            host: Machine { boot_id: "11111111-2222-3333-4444-555555555555".into(), ..machine().host },
+            ..machine()
+        },
         ..Facts::default()
     };
     let new = facts.compose(&old, at("2026-11-29T23:05:00Z"));
@@ -432,7 +438,7 @@ fn what_is_not_known_now_stays_as_it_was() {
 #[test]
 fn swap_volumes_and_missing_capacity() {
     let facts = Facts {
-        machine: MachineFacts { swap: 4096, ..machine() },
+        machine: MachineFacts { host: Machine { swap: 4096, ..machine().host }, ..machine() },
         volumes: vec!["kubernetes.io/csi/x^1".into()],
         ..Facts::default()
     };

@@ -1,10 +1,10 @@
 //! Resources that change while the pod runs: containers that are updated, those that are restarted for it, and the pod's cgroup.
 
 use model::observed::ObservedContainer;
-use model::plan::{KillReason, SandboxStep, Update};
-use model::pod::{ContainerEntry, ContainerKind};
+use model::plan::{KillReason, Resize, SandboxStep, Update};
+use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
 
-use super::Round;
+use super::{Has, Round};
 use crate::resize::{policy, resizable, sizes, spec_sizes};
 use crate::resources::{CPU, MEMORY};
 
@@ -53,15 +53,17 @@ impl<'a> Round<'a> {
     /// The pod's own part: its cgroup and its own resources.
     pub(super) fn resize_pod(&mut self) {
         let Some(has) = self.input.has else { return };
-        let plan = &mut self.plan;
-        if self.ended || plan.sandbox == SandboxStep::None {
-            plan.resize = None;
-            return;
-        }
-        let level = |r: Option<&model::api::ResourceRequirements>| r.map(|r| sizes(None, r)).unwrap_or_default();
-        let spec = level(self.input.pod.spec().resources.as_ref());
-        if has.cgroup_differs || (has.rules.pod_level && level(has.actuated.pod_level.as_ref()) != spec) {
-            plan.resize.get_or_insert_default().pod = true;
-        }
+        let ends = self.ended || self.plan.sandbox == SandboxStep::None;
+        self.plan.resize = if ends { None } else { with_pod_resize(self.plan.resize.take(), self.input.pod, &has) };
     }
+}
+
+/// What is to be resized, with the pod's own part as it is known now: how its cgroup stands may be known only when the rest is planned.
+pub fn with_pod_resize(planned: Option<Resize>, pod: &DesiredPod, has: &Has<'_>) -> Option<Resize> {
+    let level = |r: Option<&model::api::ResourceRequirements>| r.map(|r| sizes(None, r)).unwrap_or_default();
+    let spec = level(pod.spec().resources.as_ref());
+    let due = has.cgroup_differs || (has.rules.pod_level && level(has.actuated.pod_level.as_ref()) != spec);
+    let mut resize = planned.unwrap_or_default();
+    resize.pod = due;
+    (resize != Resize::default()).then_some(resize)
 }

@@ -1,7 +1,10 @@
 //! What a pod has: the record of what its containers were last given, against what it was given now.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use model::allocation::PodAllocation;
-use model::api::ResourceRequirements;
+use model::api::{Container, ResourceRequirements};
 use model::observed::{ContainerState, ObservedContainer, ObservedPod};
 use model::plan::Sizes;
 use model::pod::{ContainerEntry, DesiredPod};
@@ -51,6 +54,45 @@ pub fn record(resources: &ResourceRequirements, now: &Sizes) -> ResourceRequirem
         }
     }
     out
+}
+
+/// What only the record of a container asks for that is being stopped for its new resources: its restartCount and one.
+const STOPPED: &str = "rubelet/stopped";
+
+/// The record of a container that is being stopped for its new resources, and has not started since. Whoever finds it, a Go kubelet too, sees one
+/// that has neither CPU nor memory: while it runs it is restarted as its policy says.
+pub fn stopped(restart_count: u32) -> ResourceRequirements {
+    let count = Quantity::from_value(i64::from(restart_count) + 1, Format::DecimalSI);
+    let requests = BTreeMap::from([(STOPPED.to_owned(), count.to_api())]);
+    ResourceRequirements { requests: Some(requests), ..ResourceRequirements::default() }
+}
+
+fn is_mark(record: &ResourceRequirements) -> bool {
+    record.requests.as_ref().is_some_and(|requests| requests.contains_key(STOPPED))
+}
+
+/// This container runs without a record of its own: there is none, or one of the container before it, which was stopped.
+pub fn is_unknown(seen: &ObservedContainer, has: Option<&ResourceRequirements>) -> bool {
+    let stopped = |r: &ResourceRequirements| {
+        let count = r.requests.as_ref().and_then(|requests| Quantity::of(requests.get(STOPPED)?).ok());
+        count.is_some_and(|count| i64::from(seen.restart_count) >= count.value())
+    };
+    has.is_none_or(stopped)
+}
+
+/// The container was, or was to be, stopped for its new resources, and has not started since; or nothing is known of it.
+pub fn is_stopped(container: &Container, has: Option<&ResourceRequirements>) -> bool {
+    super::may_restart(container) && has.is_none_or(is_mark)
+}
+
+/// What is known of the pod's resources: without the records of containers that are being stopped.
+pub fn known(has: &PodAllocation) -> Cow<'_, PodAllocation> {
+    if !has.containers.values().any(is_mark) {
+        return Cow::Borrowed(has);
+    }
+    let mut known = has.clone();
+    known.containers.retain(|_, record| !is_mark(record));
+    Cow::Owned(known)
 }
 
 /// The record of a running container that has none: the agent that created it ended before it wrote it down. When the runtime shows what the pod

@@ -21,7 +21,7 @@ use model::pod::{ContainerKind, DesiredPod};
 
 use crate::resources::{CPU, MEMORY, PodSum, QosClass, cpu_milli, pod_requests, qos_class, value};
 
-pub use has::{in_progress, record, sizes, spec_sizes, taken_over};
+pub use has::{in_progress, is_stopped, is_unknown, known, record, sizes, spec_sizes, stopped, taken_over};
 pub use pod::{CgroupSteps, Kind, cgroup_differs, less, memory_faults, merge};
 pub use text::{Operation, message, operations};
 

@@ -391,7 +391,12 @@ proptest! {
         let options = crate::resources::PodCgroupOptions::default();
         let cgroup = |pod: &DesiredPod| crate::resources::pod_cgroup_resources(pod, &options);
         let (mut current, due) = (cgroup(&before), cgroup(&after));
-        let made = plan(&after, &items, &has, cgroup_differs(&current, &due, false));
+        let differs = cgroup_differs(&current, &due, false);
+        let made = plan(&after, &items, &has, differs);
+        // Planned before it was known how the cgroup stands, it comes to the same.
+        let early = plan(&after, &items, &has, false).resize;
+        let known = crate::plan::Has { actuated: &has, cgroup_differs: differs, rules: ResizeRules::default() };
+        prop_assert_eq!(crate::plan::with_pod_resize(early, &after, &known), made.resize.clone());
         prop_assert!(made.kill.is_empty() && made.start.is_empty());
         let resize = made.resize.clone().unwrap_or_default();
         prop_assert_eq!(made.resize.is_none(), old == new);

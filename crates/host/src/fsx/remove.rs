@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::error::{Attempt, Failed, Result, found};
-use crate::mount::MountTable;
+use crate::mount::{MountTable, real};
 
 /// Why a pod's directory is still there.
 #[derive(Debug, thiserror::Error)]
@@ -134,13 +134,8 @@ pub fn remove_tree(proc_root: &Path, path: &Path) -> Result<()> {
 }
 
 fn mounts_below(proc_root: &Path, path: &Path) -> Result<Vec<PathBuf>> {
-    // The table has real paths; the last part itself is not to be followed.
-    let real = match path.parent().map(std::fs::canonicalize) {
-        Some(Ok(parent)) => parent.join(path.file_name().unwrap_or_default()),
-        _ => path.to_owned(),
-    };
     let table = MountTable::read(proc_root)?;
-    Ok(table.at_or_below(&real).into_iter().map(|m| m.mount_point.clone()).collect())
+    Ok(table.at_or_below(&real(path)).into_iter().map(|m| m.mount_point.clone()).collect())
 }
 
 fn entries(dir: &Path) -> Result<Vec<PathBuf>> {

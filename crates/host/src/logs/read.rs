@@ -5,10 +5,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
+use rustix::fs::FileType;
+
+use crate::safe_path::{open_beneath, open_root};
 
 use super::{GZIP, TEMPORARY, ends_with, siblings, tail_offset};
 
@@ -69,6 +73,8 @@ enum At {
 #[derive(Debug)]
 pub struct LogReader {
     path: PathBuf,
+    /// Where links may lead.
+    root: PathBuf,
     file: File,
     options: ReadOptions,
     at: At,
@@ -80,18 +86,20 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Opens a log and finds where to begin.
+    /// Opens a log and finds where to begin. Links are followed where they lead to files below `root`, now and with every file that is gone on to: a
+    /// pod that can write among the logs must not have one stand for any file of the host.
     ///
     /// # Errors
-    /// The file cannot be opened or read.
-    pub fn open(path: &Path, options: ReadOptions) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+    /// The file cannot be opened or read; `PermissionDenied`: a link leads elsewhere.
+    pub fn open(path: &Path, root: &Path, options: ReadOptions) -> io::Result<Self> {
+        let mut file = open_file(path, root)?;
         if let Some(lines) = options.tail {
             let offset = tail_offset(&mut file, lines)?;
             file.seek(SeekFrom::Start(offset))?;
         }
         Ok(Self {
             path: path.to_owned(),
+            root: root.to_owned(),
             file,
             at: At::Head,
             head: Vec::new(),
@@ -144,16 +152,23 @@ impl LogReader {
     /// is compressed by then is passed over, as Go does. Answers whether that file, too, is complete: others have come after it.
     ///
     /// # Errors
-    /// The files cannot be listed or opened.
+    /// The files cannot be listed or opened; `PermissionDenied`: the log's name is a link that leads out of the logs by now.
     pub fn reopen(&mut self) -> io::Result<bool> {
         let held = self.file.metadata()?;
         let plain = |p: &PathBuf| !ends_with(p, GZIP) && !ends_with(p, TEMPORARY);
         let rotated = siblings(&self.path, ".").map_err(|e| e.source)?.into_iter().filter(plain);
         // Their names end in the time of their rotation, so this is the order of their writing.
-        let all: Vec<_> = rotated
-            .chain([self.path.clone()])
-            .filter_map(|path| std::fs::metadata(&path).ok().map(|found| (path, found)))
-            .collect();
+        let mut all = Vec::new();
+        for path in rotated.chain([self.path.clone()]) {
+            match open_file(&path, &self.root) {
+                Ok(file) => {
+                    let found = file.metadata()?;
+                    all.push((file, found));
+                }
+                Err(e) if path == self.path && e.kind() == io::ErrorKind::PermissionDenied => return Err(e),
+                Err(_) => {}
+            }
+        }
         let own = all.iter().position(|(_, found)| (found.dev(), found.ino()) == (held.dev(), held.ino()));
         let next = match own {
             Some(own) => own + 1,
@@ -163,11 +178,12 @@ impl LogReader {
                 all.iter().position(|(_, found)| time(found) > time(&held)).unwrap_or(all.len().saturating_sub(1))
             }
         };
-        let (path, _) = all.get(next).ok_or(io::ErrorKind::NotFound)?;
-        self.file = File::open(path)?;
+        let complete = next + 2 < all.len();
+        let (file, _) = all.into_iter().nth(next).ok_or(io::ErrorKind::NotFound)?;
+        self.file = file;
         self.at = At::Head;
         self.head.clear();
-        Ok(next + 2 < all.len())
+        Ok(complete)
     }
 
     /// Takes a piece of the file; true when everything asked for is there.
@@ -258,6 +274,21 @@ impl LogReader {
         *left -= taken as u64;
         *left == 0
     }
+}
+
+/// Opens a regular file by a path whose links stay below `root`. One in which there is no link may be anywhere: whoever named it is trusted.
+fn open_file(path: &Path, root: &Path) -> io::Result<File> {
+    let real = std::fs::canonicalize(path)?;
+    if real != path && !std::fs::canonicalize(root).is_ok_and(|root| real.starts_with(root)) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a link leads out of the logs"));
+    }
+    // Without a link now: one that was put there since is refused. Neither a pipe nor a device can hold the reader up.
+    let held = open_beneath(open_root(Path::new("/"))?, real.strip_prefix("/").unwrap_or(&real))?;
+    if !FileType::from_raw_mode(rustix::fs::fstat(&held)?.st_mode).is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    // The descriptor gives no bytes; this opens the very same file.
+    File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))
 }
 
 /// Where the third space of a head stands, `before` spaces having been seen.

@@ -16,7 +16,7 @@ const LOG: &str = "2026-11-29T01:02:03.1Z stdout F one\n\
 
 fn read(text: &str, options: ReadOptions) -> String {
     let dir = tempfile::tempdir().unwrap();
-    let mut reader = LogReader::open(&put(dir.path(), "0.log", text), options).unwrap();
+    let mut reader = LogReader::open(&put(dir.path(), "0.log", text), dir.path(), options).unwrap();
     let mut out = Vec::new();
     while reader.read(&mut out).unwrap() == Progress::More {}
     String::from_utf8(out).unwrap()
@@ -75,7 +75,7 @@ fn long_lines_and_long_rubbish() {
 fn over_a_rotation() {
     let dir = tempfile::tempdir().unwrap();
     let log = put(dir.path(), "0.log", "2026-11-29T01:02:03Z stdout P on");
-    let mut reader = LogReader::open(&log, ReadOptions::default()).unwrap();
+    let mut reader = LogReader::open(&log, dir.path(), ReadOptions::default()).unwrap();
     let mut out = Vec::new();
     assert_eq!(reader.read(&mut out).unwrap(), Progress::CaughtUp);
     assert!(!reader.replaced());
@@ -96,7 +96,7 @@ fn several_rotations_behind() {
     let dir = tempfile::tempdir().unwrap();
     let line = |text: &str| format!("2026-11-29T01:02:03Z stdout F {text}\n");
     let log = put(dir.path(), "0.log", &line("a"));
-    let mut reader = LogReader::open(&log, ReadOptions::default()).unwrap();
+    let mut reader = LogReader::open(&log, dir.path(), ReadOptions::default()).unwrap();
     let mut out = Vec::new();
     reader.read(&mut out).unwrap();
     for (text, rotated) in
@@ -130,6 +130,37 @@ fn several_rotations_behind() {
     assert_eq!(out, b"a\nb\nc\nd\ne\n");
 }
 
+/// What the log's name leads to is looked at each time.
+#[test]
+fn links_that_come_with_a_rotation() {
+    let dir = tempfile::tempdir().unwrap();
+    let d = dir.path().canonicalize().unwrap();
+    let logs = d.join("logs");
+    let secret = put(&d, "secret", "2026-11-29T01:02:03Z stdout F secret\n");
+    let log = put(&logs, "c/0.log", "2026-11-29T01:02:03Z stdout F a\n");
+    let mut reader = LogReader::open(&log, &logs, ReadOptions::default()).unwrap();
+    let mut out = Vec::new();
+    reader.read(&mut out).unwrap();
+    let rotated = logs.join("c/0.log.20260101-000001");
+    std::fs::rename(&log, &rotated).unwrap();
+    std::os::unix::fs::symlink(&secret, &log).unwrap();
+    assert!(reader.replaced());
+    assert_eq!(reader.reopen().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    assert!(LogReader::open(&log, &logs, ReadOptions::default()).is_err());
+    // A rotated one that is such a link is passed over; one that stays among the logs is followed.
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink(&secret, logs.join("c/0.log.20260101-000002")).unwrap();
+    let kept = put(&logs, "kept", "2026-11-29T01:02:04Z stdout F b\n");
+    std::os::unix::fs::symlink(&kept, &log).unwrap();
+    assert!(!reader.reopen().unwrap());
+    reader.read(&mut out).unwrap();
+    assert_eq!(out, b"a\nb\n");
+    // A pipe holds nobody up.
+    let pipe = logs.join("c/pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    assert_eq!(LogReader::open(&pipe, &logs, ReadOptions::default()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+}
+
 proptest! {
     /// Whatever is in the file, and wherever reads cut it.
     #[test]
@@ -138,8 +169,8 @@ proptest! {
         let log = put(dir.path(), "0.log", "");
         let options = ReadOptions { timestamps, ..ReadOptions::default() };
         let (mut whole, mut pieces) = (Vec::new(), Vec::new());
-        LogReader::open(&log, options.clone()).unwrap().take(text.as_bytes(), &mut whole);
-        let mut reader = LogReader::open(&log, options).unwrap();
+        LogReader::open(&log, dir.path(), options.clone()).unwrap().take(text.as_bytes(), &mut whole);
+        let mut reader = LogReader::open(&log, dir.path(), options).unwrap();
         let (a, b) = text.as_bytes().split_at(cut.min(text.len()));
         reader.take(a, &mut pieces);
         reader.take(b, &mut pieces);
@@ -152,7 +183,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let log = put(dir.path(), "0.log", "");
         std::fs::write(&log, &bytes).unwrap();
-        let mut reader = LogReader::open(&log, ReadOptions { tail: Some(3), timestamps: true, ..ReadOptions::default() }).unwrap();
+        let mut reader = LogReader::open(&log, dir.path(), ReadOptions { tail: Some(3), timestamps: true, ..ReadOptions::default() }).unwrap();
         let mut out = Vec::new();
         while reader.read(&mut out).unwrap() == Progress::More {}
     }

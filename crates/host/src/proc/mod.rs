@@ -13,11 +13,12 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use memory::{HugePages, MemoryInfo, huge_page_name, huge_pages, memory, swap_devices};
+pub use model::machine::Machine;
 pub use net::{
     DefaultRoute, InterfaceAddress, choose_host_ip, default_routes, detect_node_ip, interface_addresses,
     listening_ports, validate_node_ip,
 };
-pub use node::{Machine, machine, node_addresses};
+pub use node::{machine, node_addresses};
 pub use numa::{CpuPlace, NumaNode, NumaTopology, numa_topology};
 pub use process::{ProcessInfo, pids, process, write_oom_score_adj};
 pub use traffic::{

@@ -3,25 +3,10 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use model::machine::Machine;
+
 use super::{boot_id, detect_node_ip, interface_addresses, kernel_version, machine_id, memory, os_image, system_uuid};
 use crate::error::{Failed, Result};
-
-/// This machine, as `nodeInfo` of the Node status has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// `machineID`.
-    pub machine_id: String,
-    /// `systemUUID`.
-    pub system_uuid: String,
-    /// `bootID`.
-    pub boot_id: String,
-    /// `kernelVersion`.
-    pub kernel_version: String,
-    /// `osImage`.
-    pub os_image: String,
-    /// Swap space in bytes; 0: none.
-    pub swap: u64,
-}
 
 /// Reads what this machine is. What cannot be read is left empty, and told of beside it.
 pub fn machine(root: &Path, proc: &Path, sys: &Path) -> (Machine, Vec<Failed>) {

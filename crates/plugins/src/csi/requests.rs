@@ -123,6 +123,7 @@ mod tests {
             affinity: None,
             growth: None,
             labels: Default::default(),
+            may_have_label: false,
             disk: None,
         }
     }

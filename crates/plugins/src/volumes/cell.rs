@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use decide::csi::{CsiVolume, Lifecycle};
+use decide::selinux::Uses;
 use decide::volumes::{self as plan, ActualVolume, DesiredVolume, Stand, Step, Subject};
 use model::pod::PodUid;
 use tokio::sync::{Notify, watch};
@@ -61,6 +62,8 @@ struct State {
     republish: bool,
     /// Its files can have SELinux labels, and have none for the containers.
     relabel: bool,
+    /// Labels that it is used with.
+    uses: Uses,
     /// Bytes that the node was last told to let it grow to.
     grown_to: i64,
     running: bool,
@@ -104,6 +107,7 @@ impl Cell {
                 exhausted: false,
                 republish: false,
                 relabel: false,
+                uses: Uses::default(),
                 grown_to: 0,
                 running: false,
                 gone: false,
@@ -423,6 +427,11 @@ impl Cell {
         match outcome {
             Ok(outcome) => {
                 s.troubles.remove(&subject);
+                if let (Outcome::Published { wanted, .. }, Some(uid), Some(wish)) = (&outcome, &job.uid, &job.wish)
+                    && let Some(counted) = s.uses.begin(uid, wanted)
+                {
+                    shared.count_label(&s.of, &wish.volume, counted);
+                }
                 s.done(job, outcome);
             }
             Err(failed) => s.failed(shared, job, failed),
@@ -462,7 +471,7 @@ impl State {
             (Step::Publish(uid), outcome) => {
                 self.actual.pods.insert(uid.clone(), Stand::Done);
                 self.desired.remount.remove(uid);
-                if let Outcome::Published { republish, label, relabel } = outcome {
+                if let Outcome::Published { republish, label, relabel, .. } = outcome {
                     (self.republish, self.relabel) = (republish, relabel);
                     self.of.label = label;
                 }
@@ -470,6 +479,7 @@ impl State {
             (Step::Unpublish(uid), _) => {
                 self.actual.pods.remove(uid);
                 self.names.remove(uid);
+                self.uses.end(uid);
                 self.told_taken.clear();
             }
             (Step::Unstage, _) => {

@@ -25,7 +25,9 @@ use model::pod::PodUid;
 use serde_json::json;
 
 use super::layout::{Failure, Identity, Layout, remove_dir, remove_file};
-use super::steps::{Failed, Job, Kind, Outcome, Words, fs_group, map_device, right_node, tell_mapped, unmap_device};
+use super::steps::{
+    Failed, Job, Kind, Outcome, Words, fs_group, label, map_device, right_node, tell_mapped, unmap_device,
+};
 use super::{Shared, Wish, blocking, lock};
 
 /// What iSCSI's logout needs to know, beside the disk's mount.
@@ -133,7 +135,7 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
         }
     }
     let chap = chap(shared, volume).await.map_err(|e| words.before(e))?;
-    let label = DriverRules::default().label(volume).map_err(|e| words.before(e))?.map(str::to_owned);
+    let label = label(shared, of, volume, &DriverRules::default(), &words)?;
     let (layout, identity, wanted) = (shared.layout.clone(), of.clone(), volume.clone());
     let (tools, locks) = (shared.tools.clone(), shared.targets.clone());
     let device = blocking(move || {
@@ -179,7 +181,7 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
         return map(shared, job, uid, wish).await;
     }
     let words = Words { of, stage: "MountVolume.SetUp", reason: "FailedMount" };
-    let label = DriverRules::default().label(volume).map_err(|e| words.before(e))?.map(str::to_owned);
+    let label = label(shared, of, volume, &DriverRules::default(), &words)?;
     if label != of.label && job.prior == Stand::Absent && !job.shared {
         return Ok(Outcome::OtherLabel);
     }
@@ -198,7 +200,8 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
         shared.objects.event(&wish.pod, None, true, "AlreadyMountedVolume", &text);
     }
     let relabel = shared.selinux && of.label.is_none();
-    Ok(Outcome::Published { republish: false, label: of.label.clone(), relabel })
+    let wanted = DriverRules::default().wanted_label(volume).to_owned();
+    Ok(Outcome::Published { republish: false, label: of.label.clone(), relabel, wanted })
 }
 
 /// Bind-mounts the disk for a pod, and gives its files to the pod's group. A local directory is the group's with its first pod: the group that it
@@ -259,7 +262,7 @@ async fn map(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Result<Ou
     if job.prior != Stand::Done {
         tell_mapped(shared, of, uid, wish);
     }
-    Ok(Outcome::Published { republish: false, label: None, relabel: false })
+    Ok(Outcome::Published { republish: false, label: None, relabel: false, wanted: Default::default() })
 }
 
 async fn unpublish(shared: &Shared, job: &Job, uid: &PodUid) -> Result<Outcome, Failed> {

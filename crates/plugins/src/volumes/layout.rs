@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use decide::csi::{self, Lifecycle};
 use decide::disk;
-use host::mount::MountTable;
+use host::mount::{MountTable, real};
 use model::pod::PodUid;
 
 /// Error of a step on the disk.
@@ -71,6 +71,11 @@ impl Identity {
         csi::unique_name(&self.driver, &self.handle)
     }
 
+    /// Its name as directories have it: one of a volume that is written in a pod can be a path, or a resource of a cloud.
+    fn dir_name(&self) -> String {
+        self.spec_name.replace('/', "~")
+    }
+
     /// The plugin's name as directories below a pod's have it.
     fn plugin_dir(&self) -> String {
         if self.dir.is_some() { self.driver.replace('/', "~") } else { CSI_DIR.to_owned() }
@@ -116,7 +121,7 @@ impl Layout {
             return self.disks(&of.driver, of.block).join(dir);
         }
         if of.block {
-            return self.devices().join("staging").join(&of.spec_name);
+            return self.devices().join("staging").join(of.dir_name());
         }
         self.device_dir(of).join("globalmount")
     }
@@ -124,7 +129,7 @@ impl Layout {
     /// The data of the node's part.
     pub(crate) fn device_data(&self, of: &Identity) -> PathBuf {
         if of.block {
-            return self.devices().join(&of.spec_name).join("data").join(DATA);
+            return self.devices().join(of.dir_name()).join("data").join(DATA);
         }
         self.device_dir(of).join(DATA)
     }
@@ -138,8 +143,8 @@ impl Layout {
     pub(crate) fn pod_dir(&self, of: &Identity, uid: &PodUid) -> PathBuf {
         match (of.block, of.dir.is_some()) {
             (true, true) => self.staging(of),
-            (true, false) => self.devices().join("publish").join(&of.spec_name),
-            (false, _) => self.pod(uid).join("volumes").join(of.plugin_dir()).join(&of.spec_name),
+            (true, false) => self.devices().join("publish").join(of.dir_name()),
+            (false, _) => self.pod(uid).join("volumes").join(of.plugin_dir()).join(of.dir_name()),
         }
     }
 
@@ -158,12 +163,12 @@ impl Layout {
         if of.dir.is_some() {
             return self.target(of, uid);
         }
-        self.devices().join(&of.spec_name).join("dev").join(uid.as_str())
+        self.devices().join(of.dir_name()).join("dev").join(uid.as_str())
     }
 
     /// What a container is given of a block volume.
     pub(crate) fn link(&self, of: &Identity, uid: &PodUid) -> PathBuf {
-        self.pod(uid).join("volumeDevices").join(of.plugin_dir()).join(&of.spec_name)
+        self.pod(uid).join("volumeDevices").join(of.plugin_dir()).join(of.dir_name())
     }
 
     /// What containers use.
@@ -226,7 +231,7 @@ impl Layout {
                 continue;
             };
             (of.block, of.spec_name) = (true, name);
-            for target in children(&self.devices().join("publish").join(&of.spec_name)) {
+            for target in children(&self.devices().join("publish").join(of.dir_name())) {
                 let uid = PodUid::new(target.file_name().unwrap_or_default().to_string_lossy());
                 found.mounts.push((uid, of.clone()));
             }
@@ -275,7 +280,7 @@ impl Layout {
             for pod in &pods {
                 let uid = PodUid::new(named(pod));
                 for dir in children(&pod.join("volumes").join(plugin.replace('/', "~"))) {
-                    let device = |at: &Path| table.at(at).map(|m| m.device);
+                    let device = |at: &Path| table.at(&real(at)).map(|m| m.device);
                     let over = device(&dir);
                     // Of a local disk the names are the same; of a local directory there is nothing on the node.
                     let of = here.iter().find(|(path, of)| {
@@ -421,6 +426,9 @@ mod tests {
             std::fs::read_to_string(&pod_data).unwrap(),
             "{\"attachmentID\":\"csi-23599dc3dad19b11adb6be7a498aec22d6548248b6b70ba658135c8a65e1ee25\",\"driverName\":\"plain.csi.test\",\"nodeName\":\"e2e\",\"specVolID\":\"pv-a\",\"volumeHandle\":\"a-handle\",\"volumeLifecycleMode\":\"Persistent\"}\n"
         );
+        let disk = Identity { spec_name: "/subscriptions/d".to_owned(), ..of.clone() };
+        let place = "pods/7244bfe1/volumes/kubernetes.io~csi/~subscriptions~d/mount";
+        assert_eq!(layout.target(&disk, &uid), dir.path().join(place));
         let labelled = Identity { label: Some("u:r:t:s0:c1,c2".to_owned()), ..of.clone() };
         write(&pod_data, &layout.pod_content(&labelled)).unwrap();
         assert!(std::fs::read_to_string(&pod_data).unwrap().contains(r#""seLinuxMountContext":"u:r:t:s0:c1,c2""#));

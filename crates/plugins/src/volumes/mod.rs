@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use decide::csi::{CsiVolume, DriverRules, Growth, ResizeNews, SecretName};
+use decide::selinux;
 use host::disk::Tools;
 use model::Timestamp;
 use model::api::Node;
@@ -80,6 +81,8 @@ pub trait Objects: Send + Sync {
     ) -> Result<(String, Timestamp), String>;
     /// Tells in a claim's status how its growth goes on the node.
     async fn resized(&self, pod: &DesiredPod, growth: &Growth, news: &ResizeNews) -> Result<(), String>;
+    /// Counts what came of a volume's SELinux label. `plugin`: its name, with the driver's; `access_mode`: see [`selinux::access_mode`].
+    fn labelled(&self, counted: selinux::Counted, plugin: &str, access_mode: &'static str);
     /// Tells an event about a pod and, when there is one, about the claim.
     fn event(&self, pod: &DesiredPod, claim: Option<&Growth>, warning: bool, reason: &str, message: &str);
 }
@@ -338,6 +341,15 @@ impl Volumes {
 }
 
 impl Shared {
+    /// Counts what came of a volume's label.
+    fn count_label(&self, of: &Identity, volume: &CsiVolume, counted: selinux::Counted) {
+        let plugin = match of.dir {
+            Some(_) => of.driver.clone(),
+            None => format!("{}/{}", decide::csi::PLUGIN, of.driver),
+        };
+        self.objects.labelled(counted, &plugin, selinux::access_mode(&volume.access_modes));
+    }
+
     /// A driver that came makes its volumes' failures worth another try.
     async fn follow_drivers(self: &Arc<Self>) {
         let mut registered = self.drivers.registered();

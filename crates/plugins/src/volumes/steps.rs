@@ -5,6 +5,7 @@ use std::path::Path;
 
 use decide::admission::matches_selector;
 use decide::csi::{self, CsiVolume, DriverRules, FsGroup, ResizeNews, SecretName};
+use decide::selinux::{Counted, Wanted};
 use decide::volumes::{Stand, Step};
 use host::mount;
 use model::pod::PodUid;
@@ -41,6 +42,8 @@ pub(crate) enum Outcome {
         republish: bool,
         label: Option<String>,
         relabel: bool,
+        /// What the pod's containers want, whatever it was mounted with.
+        wanted: Wanted<String>,
     },
     /// It stands on the node with another SELinux label: nothing was done.
     OtherLabel,
@@ -163,6 +166,23 @@ pub(super) fn right_node(shared: &Shared, volume: &CsiVolume, words: &Words<'_>)
     Ok(())
 }
 
+/// The label to mount with.
+pub(super) fn label(
+    shared: &Shared,
+    of: &Identity,
+    volume: &CsiVolume,
+    rules: &DriverRules,
+    words: &Words<'_>,
+) -> Result<Option<String>, Failed> {
+    match rules.label(volume) {
+        Ok(label) => Ok(label.map(str::to_owned)),
+        Err(e) => {
+            shared.count_label(of, volume, Counted::PodMismatch { refused: true });
+            Err(words.before(e))
+        }
+    }
+}
+
 /// What both mounting steps need: the node is right, the driver there, the attachment's data and the secret at hand.
 async fn gather(
     shared: &Shared,
@@ -227,7 +247,7 @@ async fn stage(shared: &Shared, job: &Job, wish: &Wish) -> Result<Outcome, Faile
         // Nothing of it will be on the node but the pods' parts. (Of a block volume these have their data here.)
         return Ok(Outcome::Plain);
     }
-    context.label = rules.label(volume).map_err(|e| words.before(e))?.map(str::to_owned);
+    context.label = label(shared, of, volume, &rules, &words)?;
     let label = context.label.clone();
     let (layout, identity) = (shared.layout.clone(), Identity { label: label.clone(), ..of.clone() });
     let staging = layout.staging(of).display().to_string();
@@ -304,7 +324,7 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
     if let FsGroup::Delegate(group) = group {
         context.group = Some(group);
     }
-    context.label = rules.label(volume).map_err(|e| words.before(e))?.map(str::to_owned);
+    context.label = label(shared, of, volume, &rules, &words)?;
     if context.capabilities.stage
         && of.lifecycle == csi::Lifecycle::Persistent
         && !of.block
@@ -315,6 +335,7 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
             if !job.shared {
                 return Ok(Outcome::OtherLabel);
             }
+            shared.count_label(of, volume, Counted::VolumeMismatch { refused: true });
             let text = |label: &Option<String>| label.clone().unwrap_or_default();
             let (old, new) = (text(&of.label), text(&context.label));
             return Err(
@@ -376,9 +397,10 @@ async fn publish(shared: &Shared, job: &Job, uid: &PodUid, wish: &Wish) -> Resul
         let (proc, target) = (shared.layout.proc.clone(), shared.layout.target(of, uid));
         let table =
             blocking(move || Ok(mount::MountTable::read(&proc)?)).await.map_err(|e| words.failed(Kind::Unknown, e))?;
-        table.at(&target).is_some_and(|m| m.has_labels())
+        table.at(&mount::real(&target)).is_some_and(|m| m.has_labels())
     };
-    Ok(Outcome::Published { republish: rules.republish(), label, relabel })
+    let wanted = rules.wanted_label(volume).to_owned();
+    Ok(Outcome::Published { republish: rules.republish(), label, relabel, wanted })
 }
 
 /// Tells that a pod has a block volume.

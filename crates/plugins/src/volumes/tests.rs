@@ -40,6 +40,10 @@ impl Objects for World {
         Ok(())
     }
 
+    fn labelled(&self, counted: selinux::Counted, plugin: &str, access_mode: &'static str) {
+        lock(&self.events).push(format!("{counted:?} {plugin} {access_mode}"));
+    }
+
     fn event(&self, _: &DesiredPod, _: Option<&Growth>, _: bool, reason: &str, message: &str) {
         lock(&self.events).push(format!("{reason} {message}"));
     }
@@ -54,7 +58,7 @@ fn volume(name: &str) -> CsiVolume {
     let bound =
         json!({"metadata": {"name": name}, "spec": {"csi": {"driver": "d", "volumeHandle": format!("{name}-handle")}}});
     let (bound, claim) = (serde_json::from_value(bound).unwrap(), serde_json::from_value(json!({})).unwrap());
-    CsiVolume::claimed(&bound, &claim, false).unwrap()
+    CsiVolume::claimed(&bound, &claim, false).unwrap().unwrap()
 }
 
 struct Rig {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use decide::admission::Admitted;
 use decide::resize::{infeasible, turn};
 use jiff::Timestamp;
 use model::allocation::{PendingReason, PendingResize, PodAllocation, ResizeState};
@@ -53,6 +54,8 @@ pub enum Outcome {
         was_deferred: bool,
         /// Why it was looked at (label `retry_trigger`).
         trigger: &'static str,
+        /// What of the node's room it is given: a critical pod's may be that of others, which must be ended.
+        room: Admitted,
     },
     /// Not granted.
     Pending {
@@ -137,12 +140,12 @@ impl Admitter {
                 (reason, reason.as_str().to_owned(), fault.message.to_owned(), Some(fault.detail))
             }
             None => match self.ledger.resize(&pod, &self.node, &self.rules) {
-                Ok(_) => {
+                Ok(room) => {
                     let allocation = decide::resize::allocation_of(&pod, self.rules.resize.init_containers);
                     self.allocated.insert(uid.to_string(), allocation.clone());
                     self.allocated_dirty = true;
                     let was_deferred = wish.pending.is_some_and(|p| p.reason == PendingReason::Deferred);
-                    let outcome = Outcome::Given { allocation: Arc::new(allocation), was_deferred, trigger };
+                    let outcome = Outcome::Given { allocation: Arc::new(allocation), was_deferred, trigger, room };
                     changes.push(Change { pod, outcome });
                     return None;
                 }

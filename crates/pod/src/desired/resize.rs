@@ -75,9 +75,12 @@ impl Dispatcher {
             let pod = self.desired(&uid).cloned().unwrap_or(change.pod);
             let generation = pod.meta().generation.unwrap_or(0);
             let deps = self.deps.clone();
+            if let Outcome::Given { room, .. } = &change.outcome {
+                self.preempt(&pod, room);
+            }
             let Some(held) = self.workers.get_mut(&uid) else { continue };
             match change.outcome {
-                Outcome::Given { allocation, was_deferred, trigger } => {
+                Outcome::Given { allocation, was_deferred, trigger, .. } => {
                     info!(pod = pod.full_name(), uid = %uid, generation, "Resize is granted");
                     deps.events.pod_normal(&pod, "ResizeStarted", &message("started", &pod, generation, ""));
                     if was_deferred {

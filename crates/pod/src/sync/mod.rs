@@ -18,7 +18,7 @@ pub(crate) mod volumes;
 
 use std::time::Duration;
 
-use decide::plan::{Has, PlanInput, ProbeVerdicts};
+use decide::plan::{Has, PlanInput, ProbeVerdicts, with_pod_resize};
 use jiff::Timestamp;
 use model::observed::{ContainerState, ObservedPod};
 use model::plan::{Kill, KillReason, Plan, SandboxStep, Waiting};
@@ -107,9 +107,9 @@ impl Worker {
             if let Err(next) = self.prepare(pod, &plan).await {
                 return next;
             }
-            if !prepared {
+            if !prepared && plan.sandbox != SandboxStep::None && !self.resize_rests() {
                 // How the pod's cgroup stands is known now.
-                plan.resize = self.plan(pod, &observed).resize;
+                plan.resize = with_pod_resize(plan.resize.take(), pod, &self.has_now(pod));
             }
             if plan.is_empty() {
                 return self.rest(pod, &observed, &plan);
@@ -161,6 +161,17 @@ impl Worker {
         self.observer.observe(&uid, &namespace, &name).await
     }
 
+    /// The resources that the pod has, as far as is known.
+    fn has_now(&self, pod: &DesiredPod) -> Has<'_> {
+        let rules = self.deps.settings.resize;
+        Has { actuated: &self.has, cgroup_differs: self.cgroup_differs(pod), rules }
+    }
+
+    /// A resize failed, and waits for its next try.
+    fn resize_rests(&self) -> bool {
+        self.resize.retry_at.is_some_and(|at| at > Instant::now())
+    }
+
     fn plan(&self, pod: &DesiredPod, observed: &ObservedPod) -> Plan {
         let probes = |id: &str| -> ProbeVerdicts { self.deps.prober.verdicts(id) };
         let mut plan = decide::plan::plan(&PlanInput {
@@ -171,13 +182,9 @@ impl Worker {
             now: self.deps.clock.now(),
             gates: self.deps.settings.restart_gates,
             container_hash: &manifest::container_hash,
-            has: Some(Has {
-                actuated: &self.has,
-                cgroup_differs: self.cgroup_differs(pod),
-                rules: self.deps.settings.resize,
-            }),
+            has: Some(self.has_now(pod)),
         });
-        if plan.resize.is_some() && self.resize.retry_at.is_some_and(|at| at > Instant::now()) {
+        if self.resize_rests() {
             plan.resize = None;
         }
         // A start that failed a moment ago waits for its own retry time; the others go on.
@@ -321,8 +328,7 @@ impl Worker {
                 return Ok(());
             }
         } else if !plan.kill.is_empty() {
-            let resized = plan.kill.iter().filter(|k| k.reason == KillReason::Resize).map(|k| k.name.as_str());
-            self.note_stopped(pod, resized).await;
+            self.note_stopped(pod, &observed, &plan.kill).await;
             self.kill(pod, &observed, &plan.kill).await?;
         }
         // A kill may have taken the whole grace; what starts then must be of the newest form.

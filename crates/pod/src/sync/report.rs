@@ -39,9 +39,10 @@ impl Worker {
         };
         let previous = previous.phase.is_some().then_some(previous);
         let handler = observed.sandboxes.first().map_or("", |s| s.runtime_handler.as_str());
+        let known = decide::resize::known(&self.has);
         let has = PodAllocation {
-            pod_level: self.has.pod_level.clone().or_else(|| pod.spec().resources.clone()),
-            ..self.has.clone()
+            pod_level: known.pod_level.clone().or_else(|| pod.spec().resources.clone()),
+            ..(*known).clone()
         };
         let has = pod.given(&has, pod.resize().clone());
         let resources = status::pod_resources(pod, &has, settings.node.gates.pod_level_resources);
@@ -56,7 +57,7 @@ impl Worker {
             runtime_name: &settings.runtime_name,
             host_ips: &settings.status_host_ips,
             qos_class: qos_class(pod, true).as_str(),
-            actuated: Some(&self.has),
+            actuated: Some(&known),
             pod_resources: Some(&resources),
             ended: state != WorkerState::Syncing && !observed.anything_alive(),
             failure: failure.as_ref(),

@@ -11,15 +11,15 @@ use cri::port::{CriError, Outcome};
 use cri_api::v1;
 use decide::config::{self, container_resources, created_resources};
 use decide::resize::{
-    CgroupSteps, Kind, Progress, cgroup_differs, in_progress, less, memory_faults, merge, message, record, sizes,
-    taken_over,
+    CgroupSteps, Kind, Progress, cgroup_differs, in_progress, is_stopped, is_unknown, less, memory_faults, merge,
+    message, record, sizes, stopped, taken_over,
 };
 use decide::resources;
 use model::allocation::{Grant, ResizeState};
 use model::api::PodCondition;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::observed::{ContainerState, ObservedPod};
-use model::plan::{Resize, Sizes, Update};
+use model::plan::{Kill, KillReason, Resize, Sizes, Update};
 use model::pod::{ContainerEntry, ContainerKind, DesiredPod};
 use model::timeline::StepKind;
 use tokio::time::Instant;
@@ -153,7 +153,7 @@ impl Worker {
         for entry in pod.containers().filter(|c| c.kind != ContainerKind::Ephemeral) {
             let name = &entry.spec.name;
             let running = observed.newest(name).filter(|c| c.state == ContainerState::Running);
-            if let Some(seen) = running.filter(|_| !self.has.containers.contains_key(name)) {
+            if let Some(seen) = running.filter(|seen| is_unknown(seen, self.has.containers.get(name))) {
                 let found = taken_over(pod, entry, seen, &self.deps.settings.node);
                 self.has.containers.insert(name.clone(), found);
                 news = true;
@@ -164,25 +164,26 @@ impl Worker {
         }
     }
 
-    /// The form of the pod in which this round sees it: containers that this agent, or one before it, stopped for their new resources have no record, and
-    /// start again however they ended.
+    /// The form of the pod in which this round sees it: containers that this agent, or one before it, stopped for their new resources start again however
+    /// they ended.
     pub(super) fn resized_form(&self, pod: &DesiredPod) -> DesiredPod {
         let restarting = pod
             .containers()
-            .filter(|c| decide::resize::may_restart(c.spec) && !self.has.containers.contains_key(&c.spec.name))
+            .filter(|c| is_stopped(c.spec, self.has.containers.get(&c.spec.name)))
             .map(|c| c.spec.name.clone())
             .collect();
         pod.resizing(ResizeState { restarting, ..pod.resize().clone() })
     }
 
-    /// These containers are about to be stopped for their new resources: on the disk first, so that an agent that is cut off between the stop and the
-    /// start is followed by one that starts them.
-    pub(super) async fn note_stopped(&mut self, pod: &DesiredPod, names: impl Iterator<Item = &str>) {
-        let before = self.has.containers.len();
-        for name in names {
-            self.has.containers.remove(name);
+    /// These containers are about to be stopped for their new resources: on the disk first, so that an agent that is cut off before the stop is followed by
+    /// one that stops them, and one that is cut off between the stop and the start by one that starts them.
+    pub(super) async fn note_stopped(&mut self, pod: &DesiredPod, observed: &ObservedPod, kills: &[Kill]) {
+        let mut news = false;
+        for kill in kills.iter().filter(|k| k.reason == KillReason::Resize) {
+            let count = observed.containers.iter().find(|c| c.id == kill.id).map_or(0, |c| c.restart_count);
+            news |= self.has.containers.insert(kill.name.clone(), stopped(count)) != Some(stopped(count));
         }
-        if self.has.containers.len() != before {
+        if news {
             self.deps.admit.actuated_for_good(pod.uid(), self.has.clone()).await;
         }
     }

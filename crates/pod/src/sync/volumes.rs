@@ -4,7 +4,7 @@
 //! an object that the pod uses changes. Once they stand, they are gone through again when an object changes, when a token is due, and with
 //! every resync; a failure then leaves the old content and the running containers alone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use decide::config::claims::{ClaimedVolume, Place};
@@ -299,7 +299,7 @@ impl Worker {
             if let Some(wanted) = claims::claim_of(pod, volume) {
                 match self.claimed(pod, volume, &wanted).await {
                     Ok(ClaimedVolume { place: Place::Csi(mut volume), gid, .. }) => {
-                        volume.labels = self.labels(pod, name, &volume);
+                        self.label(pod, name, &mut volume);
                         gathered.plugins.insert(name.clone(), (*volume, gid));
                         gathered.payloads.left_out.insert(name.clone());
                     }
@@ -315,12 +315,29 @@ impl Worker {
                 continue;
             }
             if let Some(source) = &volume.csi {
-                gathered.plugins.insert(name.clone(), (CsiVolume::inline(pod, name, source), None));
+                let mut inline = CsiVolume::inline(pod, name, source);
+                self.label(pod, name, &mut inline);
+                gathered.plugins.insert(name.clone(), (inline, None));
                 gathered.payloads.left_out.insert(name.clone());
                 continue;
             }
+            match CsiVolume::migrated_inline(pod.namespace(), volume) {
+                Ok(Some(mut migrated)) => {
+                    self.label(pod, name, &mut migrated);
+                    gathered.plugins.insert(name.clone(), (migrated, None));
+                    gathered.payloads.left_out.insert(name.clone());
+                    continue;
+                }
+                Ok(None) => {}
+                Err(reason) => {
+                    gathered.unprocessed.insert(name.clone(), reason);
+                    gathered.payloads.left_out.insert(name.clone());
+                    continue;
+                }
+            }
             match disk::inline(pod, volume) {
-                Ok(Some(disk)) => {
+                Ok(Some(mut disk)) => {
+                    self.label(pod, name, &mut disk);
                     gathered.plugins.insert(name.clone(), (disk, None));
                     gathered.payloads.left_out.insert(name.clone());
                     continue;
@@ -349,14 +366,12 @@ impl Worker {
         gathered
     }
 
-    /// The SELinux labels that a claim's volume is to be mounted with.
-    fn labels(&self, pod: &DesiredPod, name: &str, volume: &CsiVolume) -> BTreeSet<String> {
+    /// Notes the SELinux labels that the pod wants of a volume, and whether it may be mounted with one.
+    fn label(&self, pod: &DesiredPod, name: &str, volume: &mut CsiVolume) {
         let node = &self.deps.settings.node;
-        match &node.selinux {
-            Some(context) if selinux::may_have_label(&volume.access_modes, node.gates.selinux_mount) => {
-                selinux::volume_labels(pod, name, context)
-            }
-            _ => BTreeSet::new(),
+        if let Some(context) = &node.selinux {
+            volume.labels = selinux::volume_labels(pod, name, context);
+            volume.may_have_label = selinux::may_have_label(&volume.access_modes, node.gates.selinux_mount);
         }
     }
 

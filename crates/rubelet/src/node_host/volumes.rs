@@ -326,13 +326,13 @@ pub(super) fn take_down(paths: &Paths, uid: &PodUid) -> Outcome<()> {
 }
 
 fn take_down_one(paths: &Paths, dir: &Path) -> Outcome<()> {
-    let table = MountTable::read(&paths.proc)?;
-    let inside: Vec<String> = table.below(dir).iter().map(|m| m.mount_point.display().to_string()).collect();
+    let (table, real) = (MountTable::read(&paths.proc)?, mount::real(dir));
+    let inside: Vec<String> = table.below(&real).iter().map(|m| m.mount_point.display().to_string()).collect();
     if !inside.is_empty() {
         return Err(format!("something else is mounted inside it: {}", inside.join(", ")).into());
     }
     // The pod's own mount: a tmpfs or hugetlbfs. It may stand more than once after a crash between mount and marker.
-    for _ in table.at_or_below(dir) {
+    for _ in table.at_or_below(&real) {
         mount::unmount(dir)?;
     }
     Ok(fsx::remove_volume_dir(&paths.proc, dir)?)
@@ -342,7 +342,7 @@ fn take_down_share(paths: &Paths, dir: &Path) -> Outcome<()> {
     if mount::is_mount_point(&paths.proc, dir)? {
         mount_tool::unmount(dir, mount_tool::LIMIT)?;
     }
-    for _ in MountTable::read(&paths.proc)?.at_or_below(dir) {
+    for _ in MountTable::read(&paths.proc)?.at_or_below(&mount::real(dir)) {
         mount::unmount(dir)?;
     }
     if mount::is_mount_point(&paths.proc, dir)? {
@@ -359,5 +359,32 @@ fn children(dir: &Path) -> Outcome<Vec<PathBuf>> {
         Ok(entries) => Ok(entries.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The mount table has real paths, whatever way the root directory is named by.
+    #[test]
+    fn a_root_directory_that_is_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, root) = (dir.path().join("data"), dir.path().join("kubelet"));
+        std::os::unix::fs::symlink(&data, &root).unwrap();
+        let volume = data.join("pods/u/volumes/kubernetes.io~secret/s");
+        std::fs::create_dir_all(&volume).unwrap();
+        if mount::mount_tmpfs(&volume, Tmpfs { size: None, mode: 0o1777, noswap: false }).is_err() {
+            // Not root, or no right to mount.
+            return;
+        }
+        std::fs::write(volume.join("token"), "x").unwrap();
+        let paths =
+            Paths { root: root.clone(), pod_logs: root.clone(), container_logs: root.clone(), proc: "/proc".into() };
+        let ended = take_down(&paths, &PodUid::new("u"));
+        let left = volume.exists();
+        let _ = mount::unmount(&volume);
+        ended.unwrap();
+        assert!(!left);
     }
 }

@@ -41,7 +41,7 @@ pub(crate) async fn open(path: &Path, root: &Path, options: ReadOptions) -> Resu
         if real != path && !std::fs::canonicalize(&root).is_ok_and(|root| real.starts_with(root)) {
             return Err(format!("failed to open log file {path:?}: a link leads out of {}", root.display()));
         }
-        LogReader::open(&real, options)
+        LogReader::open(&real, &root, options)
             .map_err(|e| format!("failed to open log file {real:?}: open {}: {}", real.display(), go_text(&e)))
             .map(|reader| (reader, real))
     };

@@ -78,6 +78,20 @@ pub struct Beside {
     csi_operations: HistogramVec,
     volume_operations: HistogramVec,
     volumes: GaugeVec,
+    /// Of SELinux labels: admitted; pods' mismatches refused and not; volumes' mismatches refused and not.
+    selinux: [GaugeVec; 5],
+}
+
+/// What came of the SELinux label of a pod's volume, with the names of its plugin (`kubernetes.io/csi/DRIVER`) and of its widest access mode
+/// (`RWOP`); the last of mismatches: the pod was refused for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Labelled<'a> {
+    /// The label is clear.
+    Admitted(&'a str, &'static str),
+    /// The pod's containers want different labels.
+    PodMismatch(&'static str, bool),
+    /// Other pods have it with another label.
+    VolumeMismatch(&'a str, &'static str, bool),
 }
 
 const STORAGE_BUCKETS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
@@ -283,6 +297,34 @@ impl Beside {
                 "Volumes of the node's pods.",
                 &["plugin_name", "state"],
             )?,
+            // Those of containers (`volume_manager_selinux_container_*`) are of labels that cannot be put together: none such is asked for.
+            selinux: [
+                on.gauges(
+                    "volume_manager_selinux_volumes_admitted_total",
+                    "Volumes whose SELinux label is clear.",
+                    &["volume_plugin", "access_mode"],
+                )?,
+                on.gauges(
+                    "volume_manager_selinux_pod_context_mismatch_errors_total",
+                    "Tries of pods that were refused for containers that want different SELinux labels of a volume.",
+                    &["access_mode"],
+                )?,
+                on.gauges(
+                    "volume_manager_selinux_pod_context_mismatch_warnings_total",
+                    "Pods whose containers want different SELinux labels of a volume that is mounted without.",
+                    &["access_mode"],
+                )?,
+                on.gauges(
+                    "volume_manager_selinux_volume_context_mismatch_errors_total",
+                    "Tries of pods that were refused for a volume that others have with another SELinux label.",
+                    &["volume_plugin", "access_mode"],
+                )?,
+                on.gauges(
+                    "volume_manager_selinux_volume_context_mismatch_warnings_total",
+                    "Pods that want another SELinux label than others of a volume that is mounted without.",
+                    &["volume_plugin", "access_mode"],
+                )?,
+            ],
         })
     }
 
@@ -346,6 +388,18 @@ impl Beside {
     /// A call to a CSI driver, with the code that gRPC gives.
     pub fn csi_call(&self, driver: &str, method: &str, code: &str, took: Duration) {
         self.csi_operations.with_label_values(&[driver, method, code, "false"]).observe(took.as_secs_f64());
+    }
+
+    /// Counts what came of a volume's SELinux label.
+    pub fn selinux(&self, labelled: Labelled<'_>) {
+        let [admitted, pod_errors, pod_warnings, errors, warnings] = &self.selinux;
+        match labelled {
+            Labelled::Admitted(plugin, mode) => admitted.with_label_values(&[plugin, mode]).inc(),
+            Labelled::PodMismatch(mode, true) => pod_errors.with_label_values(&[mode]).inc(),
+            Labelled::PodMismatch(mode, false) => pod_warnings.with_label_values(&[mode]).inc(),
+            Labelled::VolumeMismatch(plugin, mode, true) => errors.with_label_values(&[plugin, mode]).inc(),
+            Labelled::VolumeMismatch(plugin, mode, false) => warnings.with_label_values(&[plugin, mode]).inc(),
+        }
     }
 
     /// Volumes by plugin: those that pods ask for, and those that are there.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use prometheus::{Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramVec, Registry, TextEncoder};
 
-pub use beside::Beside;
+pub use beside::{Beside, Labelled};
 pub use calls::{admission_reason, image_size_bucket, operation_type};
 pub use managers::{Managers, PodResourcesCall};
 pub use resize::Resizes;

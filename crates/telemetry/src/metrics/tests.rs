@@ -96,6 +96,33 @@ fn calls_to_drivers() {
     assert!(text.lines().any(|have| have == line), "{text}");
 }
 
+/// Nor does one without SELinux show labels. Names, types and labels are those of k8s.io/kubernetes 1.36.1.
+#[test]
+fn labels_of_volumes() {
+    let metrics = Metrics::new().unwrap();
+    let plugin = "kubernetes.io/csi/d";
+    for labelled in [
+        Labelled::Admitted(plugin, "RWOP"),
+        Labelled::PodMismatch("RWOP", true),
+        Labelled::PodMismatch("RWX", false),
+        Labelled::VolumeMismatch(plugin, "RWOP", true),
+        Labelled::VolumeMismatch(plugin, "RWO", false),
+    ] {
+        metrics.beside.selinux(labelled);
+    }
+    let text = metrics.encode().unwrap();
+    for line in [
+        "# TYPE volume_manager_selinux_volumes_admitted_total gauge",
+        "volume_manager_selinux_volumes_admitted_total{access_mode=\"RWOP\",volume_plugin=\"kubernetes.io/csi/d\"} 1",
+        "volume_manager_selinux_pod_context_mismatch_errors_total{access_mode=\"RWOP\"} 1",
+        "volume_manager_selinux_pod_context_mismatch_warnings_total{access_mode=\"RWX\"} 1",
+        "volume_manager_selinux_volume_context_mismatch_errors_total{access_mode=\"RWOP\",volume_plugin=\"kubernetes.io/csi/d\"} 1",
+        "volume_manager_selinux_volume_context_mismatch_warnings_total{access_mode=\"RWO\",volume_plugin=\"kubernetes.io/csi/d\"} 1",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line}\n{text}");
+    }
+}
+
 #[test]
 fn sli_page() {
     let shape = shape(&filled().health);

@@ -8,6 +8,7 @@ mod driver;
 mod faults;
 mod growth;
 mod life;
+mod migrated;
 mod volumes;
 
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         ("a_csi_volume_grows_or_says_why_not", growth::growth_that_fails),
         ("figures_and_health_of_csi_volumes", growth::figures_and_health),
         ("disks_without_a_driver", disks::disks_without_a_driver),
+        ("disks_of_replaced_plugins_are_a_drivers", migrated::disks_of_replaced_plugins),
         ("csi_limits_are_asked_for_again", volumes::limits_change),
         ("kubernetes_own_mock_driver_is_served", volumes::mock_driver),
         ("csi_faults_are_told", faults::faults_are_told),

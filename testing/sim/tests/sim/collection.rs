@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use cri_api::v1::ContainerState;
-use fakes::{For, Process};
+use fakes::{Fault, For, Process, Rule};
 use pod::registry::Collect;
-use sim::{Manifest, Node, run};
+use sim::{HostFault, HostRule, Manifest, Node, run};
 use tokio::sync::oneshot;
 
-use super::{MINUTE, SECOND};
+use super::{MINUTE, SECOND, up};
 
 fn dead(node: &Node, uid: &str) -> usize {
     node.containers(uid).iter().filter(|c| c.state() == ContainerState::ContainerExited).count()
@@ -72,5 +72,30 @@ fn a_pod_that_has_completed_keeps_one_of_each_name_without_being_asked() {
         node.run(MINUTE).await;
         assert_eq!((node.runtime().starts(&uid, "app"), node.phase(&uid).as_str()), (3, "Succeeded"));
         node.assert_sound();
+    });
+}
+
+/// What the Go kubelet tells of a collection that fails is told, each time, and no more when it goes well again.
+#[test]
+fn what_cannot_be_collected_is_told() {
+    run(async {
+        let mut node = Node::new(3).await;
+        up(&mut node, "a.yaml", &Manifest::new("a")).await;
+        node.host().inject(HostRule::new("prune_logs", HostFault::Fail));
+        node.run(2 * MINUTE + 5 * SECOND).await;
+        let failed = |node: &Node| {
+            let told = node.world().told.all();
+            told.into_iter().filter(|t| t.starts_with("sim ContainerGCFailed ")).count()
+        };
+        assert!((2..=3).contains(&failed(&node)), "{:?}", node.world().told.all());
+        node.host().heal();
+        node.run(SECOND).await;
+        let before = failed(&node);
+        node.run(3 * MINUTE).await;
+        assert_eq!(failed(&node), before);
+        node.runtime().inject(Rule::new("ListContainers", Fault::Fail(14, "nobody is there".into())));
+        node.run(3 * MINUTE).await;
+        let told = node.world().told.all();
+        assert!(told.iter().any(|t| t.contains("ContainerGCFailed") && t.contains("nobody is there")), "{told:?}");
     });
 }

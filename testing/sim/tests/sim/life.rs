@@ -55,6 +55,39 @@ fn what_cannot_start_has_its_resources_on_record() {
     });
 }
 
+/// A pod that a device plugin holds up is shown with what it waits for, and holds up no other.
+#[test]
+fn a_pod_that_waits_for_its_admission_is_shown() {
+    run(async {
+        let mut node = Node::new(10).await;
+        node.world().waiting.hold("uid-held");
+        let held = Manifest::new("held").uid("uid-held");
+        node.write("a.yaml", &held);
+        up(&mut node, "b.yaml", &Manifest::new("b")).await;
+        let find = |node: &Node| node.shown().into_iter().find(|e| e.uid.as_str() == "uid-held");
+        {
+            let entry = find(&node).expect("it is no secret");
+            let view = entry.view();
+            assert_eq!(view.status.phase.as_deref(), Some("Pending"));
+            assert_eq!(view.timeline().last().map(|s| s.kind), Some(model::timeline::StepKind::Admit));
+            assert!(view.waits_for.iter().any(|w| w.contains("plugin")), "{:?}", view.waits_for);
+        }
+        // Taken away it is forgotten; it comes back, and runs when the plugin answers.
+        node.remove("a.yaml");
+        node.run(SECOND).await;
+        assert!(find(&node).is_none());
+        node.write("a.yaml", &held);
+        node.run(SECOND).await;
+        assert!(find(&node).is_some());
+        node.world().waiting.release();
+        assert!(node.until(5 * SECOND, |n| n.phase("uid-held") == "Running").await);
+        let entry = find(&node).unwrap();
+        assert!(entry.view().waits_for.is_empty());
+        drop(entry);
+        node.settle(MINUTE).await;
+    });
+}
+
 #[test]
 fn init_containers_and_sidecars_in_order() {
     run(async {

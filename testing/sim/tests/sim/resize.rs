@@ -234,6 +234,71 @@ fn every_call_may_be_the_last() {
     }
 }
 
+/// A container that is to be restarted for another memory request, of which no setting in the kernel tells.
+#[test]
+fn what_the_kernel_does_not_show_is_not_forgotten() {
+    let asks = |memory: &str| {
+        let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+        let resources = json!({"requests": {"cpu": "1", "memory": memory}, "limits": {"cpu": "1", "memory": "256Mi"}});
+        let app = Container::new("app").with("resources", resources).with("resizePolicy", policy);
+        Manifest::new("asks").uid("uid-asks").policy("OnFailure").apps([app])
+    };
+    let story = async |node: &mut Node| {
+        node.runtime().script(For::Container("app".into()), [ends_well()]);
+        node.start().await;
+        node.write("a.yaml", &asks("64Mi"));
+        node.run(10 * SECOND).await;
+        node.write("a.yaml", &asks("128Mi"));
+        node.run(30 * SECOND).await;
+        node.assert_sound();
+        let uid = "uid-asks";
+        assert_eq!(node.runtime().starts(uid, "app"), 2, "{}", node.world().asked(40).join("\n"));
+        assert_eq!(newest(node, uid, "app").state(), ContainerState::ContainerRunning);
+        let record = &node.checkpoint(ACTUATED)[uid].containers["app"];
+        assert_eq!(decide::resize::sizes(None, record).memory_request, 128 << 20);
+        assert_eq!(conditions(node, uid), []);
+    };
+    let new = || Node::without_agent(sim::Setup { seed: 8, ..Default::default() });
+    let effects = run(async {
+        let mut node = new();
+        story(&mut node).await;
+        node.world().effects()
+    });
+    for effect in 1..=effects {
+        run(async {
+            let mut node = new();
+            node.comes_back_after(millis(10));
+            node.world().cut_at(Some(effect));
+            story(&mut node).await;
+        });
+    }
+}
+
+/// A pod that displaces others at its start does so too when it grows.
+#[test]
+fn room_that_a_lesser_pod_holds() {
+    run(async {
+        let mut node = Node::new(9).await;
+        let pod = |name: &str, cpu: &str, priority: i64| {
+            // One whose stop has other reasons than the checker knows of.
+            let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+            let app = Container::new("app").with("resources", resources(cpu, "64Mi")).with("resizePolicy", policy);
+            Manifest::new(name).uid(&format!("uid-{name}")).apps([app]).priority(priority)
+        };
+        up(&mut node, "b.yaml", &pod("lesser", "40", 1)).await;
+        up(&mut node, "c.yaml", &pod("equal", "10", 10)).await;
+        let uid = up(&mut node, "a.yaml", &pod("a", "10", 10)).await;
+        node.write("a.yaml", &pod("a", "30", 10));
+        node.run(40 * SECOND).await;
+        assert_eq!((has(&node, &uid), conditions(&node, &uid)), ((30_000, 64), vec![]));
+        let status = node.status("uid-lesser");
+        assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("Preempting")));
+        assert!(node.running("uid-lesser").is_empty());
+        assert_eq!(node.phase("uid-equal"), "Running");
+        node.assert_sound();
+    });
+}
+
 // ---- The ledger's owner alone
 
 struct Ledger {
