@@ -60,7 +60,7 @@ fn hogs() -> [Hog; 4] {
         Hog {
             name: "inodes",
             condition: "DiskPressure",
-            script: "i=0; while [ $i -lt 6000 ]; do : > /v/$i; i=$((i+1)); done; sleep 100000",
+            script: "i=0; while [ $i -lt 5300 ]; do : > /v/$i; i=$((i+1)); done; sleep 100000",
             volume: disk(),
         },
     ]
