@@ -5,6 +5,7 @@ mod checks;
 mod cluster;
 mod conformance;
 mod demo;
+mod fake_bench;
 mod joined;
 mod libtest;
 mod node;
@@ -70,6 +71,12 @@ enum Task {
         /// As the node of a control plane: how soon it acts on what probes find
         #[arg(long, conflicts_with = "joined")]
         probes: bool,
+        /// rubelet alone, as the node of a control plane, on a fake runtime: how memory and work grow with the number of pods
+        #[arg(long, conflicts_with_all = ["joined", "scrapes", "probes"])]
+        fake: bool,
+        /// Those numbers of pods
+        #[arg(long, value_name = "PODS,...", value_delimiter = ',', default_values_t = [100, 500, 1000, 2000], requires = "fake")]
+        pods: Vec<usize>,
     },
     /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
     Conformance(conformance::Options),
@@ -99,6 +106,7 @@ fn main() -> ExitCode {
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
+        Task::Bench { fake: true, pods, .. } => fake_bench::run(&shell, &pods),
         Task::Bench { probes: true, .. } => probes::run(&shell),
         Task::Bench { joined: Some(pods), outage, .. } => {
             joined::run(&shell, pods, std::time::Duration::from_secs(outage * 60))
