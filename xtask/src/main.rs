@@ -5,6 +5,7 @@ mod checks;
 mod cluster;
 mod conformance;
 mod demo;
+mod fake_bench;
 mod hogs;
 mod joined;
 mod libtest;
@@ -74,6 +75,12 @@ enum Task {
         /// As the node of a control plane: pods that take too many processes, too much memory, disk, inodes
         #[arg(long, conflicts_with_all = ["joined", "probes"])]
         hogs: bool,
+        /// rubelet alone, as the node of a control plane, on a fake runtime: how memory and work grow with the number of pods
+        #[arg(long, conflicts_with_all = ["joined", "scrapes", "probes", "hogs"])]
+        fake: bool,
+        /// Those numbers of pods
+        #[arg(long, value_name = "PODS,...", value_delimiter = ',', default_values_t = [100, 500, 1000, 2000], requires = "fake")]
+        pods: Vec<usize>,
     },
     /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
     Conformance(conformance::Options),
@@ -103,6 +110,7 @@ fn main() -> ExitCode {
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
+        Task::Bench { fake: true, pods, .. } => fake_bench::run(&shell, &pods),
         Task::Bench { probes: true, .. } => probes::run(&shell),
         Task::Bench { hogs: true, .. } => hogs::run(&shell),
         Task::Bench { joined: Some(pods), outage, .. } => {

@@ -31,14 +31,27 @@ impl Node {
     /// # Errors
     /// When a file cannot be written or the program does not start.
     pub(crate) fn start(stage: &Stage, program: &Path, fields: &Value, flags: &[String]) -> Result<Self> {
-        let dir = stage.dir();
+        Self::start_in(stage.dir(), &stage.socket(), stage.cgroup(), program, fields, flags)
+    }
+
+    /// The same without a stage: in a directory, on the runtime at a socket, with a cgroup root.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub(crate) fn start_in(
+        dir: &Path,
+        socket: &Path,
+        cgroup: &str,
+        program: &Path,
+        fields: &Value,
+        flags: &[String],
+    ) -> Result<Self> {
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (root, manifests, log) = (dir.join("root"), dir.join("manifests"), dir.join(format!("{name}.log")));
         for sub in [&root, &manifests] {
             fs::create_dir_all(sub).with_context(|| format!("cannot make {}", sub.display()))?;
         }
-        let mut config = rig::kubelet::config(&stage.socket(), dir, stage.cgroup())
-            .context("no free port on the loopback address")?;
+        let mut config = rig::kubelet::config(socket, dir, cgroup).context("no free port on the loopback address")?;
         for (key, value) in fields.as_object().into_iter().flatten() {
             config[key] = value.clone();
         }

@@ -165,10 +165,26 @@ pub(crate) fn rubelet(shell: &Shell, release: bool) -> Result<PathBuf> {
         command.arg("--release");
     }
     shell.need("building rubelet", &mut command, Duration::from_secs(3600))?;
+    built("rubelet", release)
+}
+
+/// Builds the fake runtime that is a process of its own.
+///
+/// # Errors
+/// With the compiler's last words.
+pub(crate) fn fake_runtime(shell: &Shell) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--package", "fakes"]);
+    shell.need("building the fake runtime", &mut command, Duration::from_secs(3600))?;
+    built("fake-runtime", false)
+}
+
+/// Where cargo put a program.
+fn built(name: &str, release: bool) -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::root().join("target"), PathBuf::from);
-    let file = target.join(if release { "release" } else { "debug" }).join("rubelet");
+    let file = target.join(if release { "release" } else { "debug" }).join(name);
     if !file.is_file() {
-        bail!("cargo built rubelet, but not at {}", file.display());
+        bail!("cargo built {name}, but not at {}", file.display());
     }
     Ok(file)
 }

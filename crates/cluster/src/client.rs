@@ -28,7 +28,7 @@ use crate::error::{ClusterError, ClusterResult, ErrorKind, chain};
 use crate::kubeconfig::ClusterConfig;
 use crate::limit::TokenBucket;
 use crate::trouble::Trouble;
-use crate::wire::{Lines, Object, Page, WatchEvent, decode_event, decode_page, encode};
+use crate::wire::{Lines, Object, Page, Slim, WatchEvent, decode_event, decode_page, encode, without_managed_fields};
 use crate::{Wall, tls};
 
 /// Tries after answers that carry Retry-After.
@@ -607,7 +607,11 @@ impl Client {
     }
 
     async fn slim<K: Object>(&self, call: Call) -> ClusterResult<K> {
-        self.json::<crate::wire::Slim<K>>(call).await.map(|slim| slim.0)
+        let action = call.action.clone();
+        let body = self.send(call).await?;
+        let slim: Slim<K> = serde_json::from_slice(&without_managed_fields(&body))
+            .map_err(|e| ClusterError::new(action, ErrorKind::Other, format!("unreadable answer: {e}")))?;
+        Ok(slim.0)
     }
 
     /// One page of a collection.

@@ -95,6 +95,10 @@ fn encoded(value: &impl serde::Serialize) -> Value {
 /// The patch of a pod's `/status`, carrying its uid, so that a pod of the same name made meanwhile is not touched; None when nothing
 /// changed.
 pub fn pod_status(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Value> {
+    // At every second look: the watch tells of each patch again.
+    if old == new {
+        return None;
+    }
     let mut patch = strategic(&json!({"status": encoded(old)}), &json!({"status": encoded(new)}))?;
     patch["metadata"] = json!({"uid": uid});
     Some(patch)

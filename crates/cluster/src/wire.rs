@@ -1,5 +1,6 @@
 //! JSON on the wire: lists and watch lines decoded object by object without managedFields, queries encoded.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use bytes::{Bytes, BytesMut};
@@ -24,6 +25,56 @@ impl<'de, K: Metadata<Ty = ObjectMeta> + Deserialize<'de>> Deserialize<'de> for 
         let mut object = K::deserialize(deserializer)?;
         object.metadata_mut().managed_fields = None;
         Ok(Self(object))
+    }
+}
+
+/// The same JSON of an object without its managedFields: to build a tree of them only to drop it is half of the work of decoding a pod. What looks odd
+/// stays as it is, and goes in [`Slim`].
+pub(crate) fn without_managed_fields(json: &[u8]) -> Cow<'_, [u8]> {
+    const KEY: &[u8] = b"\"managedFields\":[";
+    let mut out = Vec::new();
+    let mut kept = 0;
+    let mut from = 0;
+    while let Some(at) = json[from..].windows(KEY.len()).position(|part| part == KEY).map(|at| from + at) {
+        from = at + KEY.len();
+        // A quote within a string has a backslash before it, so this is a key. With the comma before it, or the one after it, it can go.
+        let Some(end) = end_of_list(json, from) else { break };
+        let cut = match (at.checked_sub(1).map(|before| json[before]), json.get(end)) {
+            (Some(b','), _) => at - 1..end,
+            (Some(b'{'), Some(b',')) => at..end + 1,
+            (Some(b'{'), Some(b'}')) => at..end,
+            _ => continue,
+        };
+        out.extend_from_slice(&json[kept..cut.start]);
+        (kept, from) = (cut.end, cut.end);
+    }
+    if kept == 0 {
+        return Cow::Borrowed(json);
+    }
+    out.extend_from_slice(&json[kept..]);
+    Cow::Owned(out)
+}
+
+/// Where the list ends whose first element begins at `at`; None when it does not.
+fn end_of_list(json: &[u8], mut at: usize) -> Option<usize> {
+    let mut depth = 1;
+    loop {
+        match json.get(at)? {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth -= 1,
+            b'"' => {
+                at += 1;
+                // To the next quote without a backslash before it; what follows a backslash is passed over.
+                while json.get(at)? != &b'"' {
+                    at += if json[at] == b'\\' { 2 } else { 1 };
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+        if depth == 0 {
+            return Some(at);
+        }
     }
 }
 
@@ -93,6 +144,7 @@ pub(crate) fn decode_event<K: Object>(line: &[u8]) -> Result<WatchEvent<K>, Clus
     let action = || format!("watch {}", K::URL_PATH_SEGMENT);
     let bad =
         |e: serde_json::Error| ClusterError::new(action(), ErrorKind::Other, format!("unreadable watch event: {e}"));
+    let line = &*without_managed_fields(line);
     // Twice over the line: first for the type alone, which says what the object is.
     let event: EventKind<'_> = serde_json::from_slice(line).map_err(bad)?;
     let object = || serde_json::from_slice::<EventOf<Slim<K>>>(line).map(|e| e.object.0).map_err(bad);
@@ -181,6 +233,30 @@ mod tests {
     use super::*;
 
     const POD: &str = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"7","managedFields":[{"manager":"m","operation":"Update","fieldsV1":{"f:spec":{}}}]}}"#;
+
+    #[test]
+    fn managed_fields_are_cut_out() {
+        let cut = |json: &str| String::from_utf8(without_managed_fields(json.as_bytes()).into_owned()).unwrap();
+        for (json, want) in [
+            (r#"{"a":1,"managedFields":[{"f:a":{}}],"b":2}"#, r#"{"a":1,"b":2}"#),
+            (r#"{"managedFields":[],"b":2}"#, r#"{"b":2}"#),
+            (r#"{"a":[1],"managedFields":[[{"]":"}\\"}],"\"["]}"#, r#"{"a":[1]}"#),
+            (r#"[{"managedFields":[1]},{"managedFields":[2]}]"#, "[{},{}]"),
+        ] {
+            assert_eq!(cut(json), want);
+        }
+        // Text, another form, and what is no JSON: as it was.
+        for same in [
+            r#"{"a":"\"managedFields\":[1]"}"#,
+            r#"{"a":1, "managedFields": [1]}"#,
+            r#"{"managedFields":{"a":1}}"#,
+            r#"{"managedFields":["a"#,
+            r#""managedFields":[]"#,
+            r#"{"managedFields":["\"#,
+        ] {
+            assert_eq!(cut(same), same);
+        }
+    }
 
     #[test]
     fn managed_fields_are_dropped_everywhere() {

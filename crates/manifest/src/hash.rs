@@ -14,23 +14,26 @@ pub(crate) fn fnv1a_128(bytes: impl AsRef<[u8]>) -> u128 {
 
 /// A JSON string as Go writes it: `<`, `>`, `&`, U+2028 and U+2029 escaped too.
 pub(crate) fn go_json_string(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
+    let mut out = String::with_capacity(text.len() + text.len() / 8 + 2);
     out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\0'..='\u{1f}' => {
-                out.push_str(&format!("\\u{:04x}", c as u32))
-            }
-            c => out.push(c),
+    // What needs no escape is most of it, and is taken in one piece.
+    let special = |c: char| matches!(c, '"' | '\\' | '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\0'..='\u{1f}');
+    let mut plain = 0;
+    for (at, found) in text.match_indices(special) {
+        out.push_str(&text[plain..at]);
+        plain = at + found.len();
+        match found {
+            "\"" => out.push_str("\\\""),
+            "\\" => out.push_str("\\\\"),
+            "\n" => out.push_str("\\n"),
+            "\r" => out.push_str("\\r"),
+            "\t" => out.push_str("\\t"),
+            "\u{8}" => out.push_str("\\b"),
+            "\u{c}" => out.push_str("\\f"),
+            other => other.chars().for_each(|c| out.push_str(&format!("\\u{:04x}", c as u32))),
         }
     }
+    out.push_str(&text[plain..]);
     out.push('"');
     out
 }
@@ -39,8 +42,23 @@ pub(crate) fn go_json_string(text: &str) -> String {
 /// replaced. Only image and name count.
 pub fn container_hash(image: &str, name: &str) -> u32 {
     let json = format!("{{\"image\":{},\"name\":{}}}", go_json_string(image), go_json_string(name));
-    let numbers: Vec<String> = json.bytes().map(|b| b.to_string()).collect();
-    fnv1a_32(format!("([]uint8)[{}]", numbers.join(" ")))
+    // As Go prints a slice of bytes: `([]uint8)[123 34 …]`.
+    let mut text = String::with_capacity(16 + 4 * json.len());
+    text.push_str("([]uint8)[");
+    for (i, byte) in json.bytes().enumerate() {
+        if i > 0 {
+            text.push(' ');
+        }
+        if byte >= 100 {
+            text.push(char::from(b'0' + byte / 100));
+        }
+        if byte >= 10 {
+            text.push(char::from(b'0' + byte / 10 % 10));
+        }
+        text.push(char::from(b'0' + byte % 10));
+    }
+    text.push(']');
+    fnv1a_32(text)
 }
 
 /// [`container_hash`] as the annotation holds it: lower hex, not padded.

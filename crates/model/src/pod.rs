@@ -104,11 +104,19 @@ pub struct DesiredPod(Arc<Inner>);
 struct Inner {
     uid: PodUid,
     source: PodSource,
+    /// Without its spec.
     pod: Pod,
+    /// One for all forms of the pod that ask for the same.
+    spec: Arc<Spec>,
+    resize: ResizeState,
+}
+
+/// What containers are made from.
+#[derive(Clone)]
+struct Spec {
     spec: PodSpec,
     /// Ephemeral containers as ordinary ones, so that readers need one type.
     ephemeral: Vec<Container>,
-    resize: ResizeState,
 }
 
 impl fmt::Debug for DesiredPod {
@@ -149,7 +157,18 @@ impl DesiredPod {
         };
         let spec = pod.spec.take().ok_or(MissingField("spec"))?;
         let ephemeral = spec.ephemeral_containers.iter().flatten().map(common).collect();
-        Ok(Self(Arc::new(Inner { uid, source, pod, spec, ephemeral, resize: ResizeState::default() })))
+        let spec = Arc::new(Spec { spec, ephemeral });
+        Ok(Self(Arc::new(Inner { uid, source, pod, spec, resize: ResizeState::default() })))
+    }
+
+    /// The same pod, with the spec of `known` in place of its equal one: what is told of a pod's status again and again does not bring as many specs,
+    /// and forms of one spec are the same at a glance. Call it where [`DesiredPod::same_intent`] holds, before the pod is handed on.
+    #[must_use]
+    pub fn sharing(mut self, known: &Self) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.spec = known.0.spec.clone();
+        }
+        self
     }
 
     /// `metadata.uid`.
@@ -189,7 +208,7 @@ impl DesiredPod {
 
     /// `spec`.
     pub fn spec(&self) -> &PodSpec {
-        &self.0.spec
+        &self.0.spec.spec
     }
 
     /// The status that came with the object (API pods), if any. It is the API server's memory, not an observation.
@@ -199,7 +218,7 @@ impl DesiredPod {
 
     /// The whole object, put together again (for /pods and for patches).
     pub fn to_pod(&self) -> Pod {
-        Pod { spec: Some(self.0.spec.clone()), ..self.0.pod.clone() }
+        Pod { spec: Some(self.spec().clone()), ..self.0.pod.clone() }
     }
 
     /// One annotation's value.
@@ -214,7 +233,7 @@ impl DesiredPod {
 
     /// `spec.restartPolicy`; Always when unset, as defaulting does.
     pub fn restart_policy(&self) -> RestartPolicy {
-        match self.0.spec.restart_policy.as_deref() {
+        match self.spec().restart_policy.as_deref() {
             Some("Never") => RestartPolicy::Never,
             Some("OnFailure") => RestartPolicy::OnFailure,
             _ => RestartPolicy::Always,
@@ -223,7 +242,7 @@ impl DesiredPod {
 
     /// `spec.hostNetwork`.
     pub fn host_network(&self) -> bool {
-        self.0.spec.host_network.unwrap_or(false)
+        self.spec().host_network.unwrap_or(false)
     }
 
     /// Every container of the spec: init and sidecars in their order, then app containers, then ephemeral ones.
@@ -233,7 +252,7 @@ impl DesiredPod {
 
     /// `spec.initContainers`, sidecars among them.
     pub fn init_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
-        self.0.spec.init_containers.as_deref().unwrap_or_default().iter().enumerate().map(|(index, spec)| {
+        self.spec().init_containers.as_deref().unwrap_or_default().iter().enumerate().map(|(index, spec)| {
             ContainerEntry {
                 kind: if spec.restart_policy.as_deref() == Some("Always") {
                     ContainerKind::Sidecar
@@ -248,7 +267,7 @@ impl DesiredPod {
 
     /// `spec.containers`.
     pub fn app_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
-        self.0.spec.containers.iter().enumerate().map(|(index, spec)| ContainerEntry {
+        self.spec().containers.iter().enumerate().map(|(index, spec)| ContainerEntry {
             kind: ContainerKind::App,
             index,
             spec,
@@ -257,7 +276,7 @@ impl DesiredPod {
 
     /// `spec.ephemeralContainers`, with their common fields.
     pub fn ephemeral_containers(&self) -> impl DoubleEndedIterator<Item = ContainerEntry<'_>> {
-        self.0.ephemeral.iter().enumerate().map(|(index, spec)| ContainerEntry {
+        self.0.spec.ephemeral.iter().enumerate().map(|(index, spec)| ContainerEntry {
             kind: ContainerKind::Ephemeral,
             index,
             spec,
@@ -271,7 +290,7 @@ impl DesiredPod {
 
     /// `spec.ephemeralContainers[index].targetContainerName`.
     pub fn ephemeral_target(&self, index: usize) -> Option<&str> {
-        self.0.spec.ephemeral_containers.as_ref()?.get(index)?.target_container_name.as_deref()
+        self.spec().ephemeral_containers.as_ref()?.get(index)?.target_container_name.as_deref()
     }
 
     /// How the pod's wish for other resources stands. Empty in the form that a source gives.
@@ -300,8 +319,9 @@ impl DesiredPod {
         if !differs && resize == self.0.resize {
             return self.clone();
         }
-        let mut spec = self.0.spec.clone();
+        let mut shared = self.0.spec.clone();
         if differs {
+            let spec = &mut Arc::make_mut(&mut shared).spec;
             spec.resources.clone_from(&given.pod_level);
             for c in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
                 if let Some(resources) = given.containers.get(&c.name) {
@@ -311,7 +331,7 @@ impl DesiredPod {
         }
         let inner = &*self.0;
         let (uid, source, pod) = (inner.uid.clone(), inner.source, inner.pod.clone());
-        Self(Arc::new(Inner { uid, source, pod, spec, ephemeral: inner.ephemeral.clone(), resize }))
+        Self(Arc::new(Inner { uid, source, pod, spec: shared, resize }))
     }
 
     /// The pod with another word on its resize.
@@ -322,26 +342,26 @@ impl DesiredPod {
             return self.clone();
         }
         let (uid, source, pod, spec) = (inner.uid.clone(), inner.source, inner.pod.clone(), inner.spec.clone());
-        Self(Arc::new(Inner { uid, source, pod, spec, ephemeral: inner.ephemeral.clone(), resize }))
+        Self(Arc::new(Inner { uid, source, pod, spec, resize }))
     }
 
     /// True when `other` asks for the same: same labels, annotations (but for [`LOCAL_ANNOTATIONS`]), spec and deletion.
     pub fn same_intent(&self, other: &Self) -> bool {
         let (a, b) = (self.meta(), other.meta());
-        let notes = |m: &ObjectMeta| {
-            let mut n = m.annotations.clone().unwrap_or_default();
-            n.retain(|k, _| !LOCAL_ANNOTATIONS.contains(&k.as_str()));
-            n
-        };
         Arc::ptr_eq(&self.0, &other.0)
             || (self.uid() == other.uid()
                 && a.deletion_timestamp == b.deletion_timestamp
                 && a.deletion_grace_period_seconds == b.deletion_grace_period_seconds
                 && a.generation == b.generation
-                && a.labels.clone().unwrap_or_default() == b.labels.clone().unwrap_or_default()
-                && notes(a) == notes(b)
-                && self.spec() == other.spec())
+                && a.labels.iter().flatten().eq(b.labels.iter().flatten())
+                && notes(a).eq(notes(b))
+                && (Arc::ptr_eq(&self.0.spec, &other.0.spec) || self.spec() == other.spec()))
     }
+}
+
+/// Annotations that count as intent.
+fn notes(meta: &ObjectMeta) -> impl Iterator<Item = (&String, &String)> {
+    meta.annotations.iter().flatten().filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
 }
 
 /// The fields that an ephemeral container has in common with an ordinary one.

@@ -244,13 +244,18 @@ impl Dispatcher {
             warn!(pod = pod.full_name(), uid = %uid, "Pod UID is already in use, pod ignored");
             return;
         }
-        let old = self.sets.entry(source).or_default().insert(uid.clone(), pod.clone());
-        let starting = match old {
+        let set = self.sets.entry(source).or_default();
+        let starting = match set.get(&uid) {
             Some(before) if before.same_intent(&pod) => {
+                let pod = pod.sharing(before);
+                set.insert(uid, pod.clone());
                 self.note(&pod);
                 None
             }
-            old => self.offer(&uid, old.as_ref()).await,
+            _ => {
+                let old = set.insert(uid.clone(), pod);
+                self.offer(&uid, old.as_ref()).await
+            }
         };
         self.admit_and_start(starting.into_iter().collect()).await;
     }
@@ -302,6 +307,11 @@ impl Dispatcher {
                 continue;
             }
             order.push(pod.uid().clone());
+            let known = self.sets.get(&source).and_then(|set| set.get(pod.uid()));
+            let pod = match known.filter(|known| known.same_intent(&pod)) {
+                Some(known) => pod.sharing(known),
+                None => pod,
+            };
             fresh.insert(pod.uid().clone(), pod);
         }
         let old = self.sets.insert(source, fresh).unwrap_or_default();

@@ -13,7 +13,7 @@ use decide::config::names;
 use futures::StreamExt;
 use tracing::warn;
 
-use crate::ports::{Clock, PodHost, Tasks};
+use crate::ports::{Clock, HostResult, PodHost, Tasks};
 
 /// How logs are kept.
 #[derive(Clone, Debug)]
@@ -81,35 +81,38 @@ async fn check(
             return;
         }
     };
-    futures::stream::iter(containers)
-        .for_each_concurrent(limits.workers.max(1), |container| async move {
-            if let Err(reason) = rotate(limits, reopener, host, clock, &container).await {
-                warn!(container = container.id, err = reason, "Failed to rotate log");
+    // Ids and paths; the rest of the list goes before anything is waited for.
+    let (ids, paths): (Vec<String>, Vec<String>) =
+        containers.into_iter().filter_map(|c| log_path(&limits.pod_logs_dir, &c).map(|path| (c.id, path))).unzip();
+    let sizes = host.file_sizes(&paths).await;
+    let to_do = ids.iter().zip(&paths).zip(sizes).filter(|(_, size)| match size {
+        Ok(Some(size)) => i64::try_from(*size).unwrap_or(i64::MAX) >= limits.max_size,
+        Ok(None) | Err(_) => true,
+    });
+    futures::stream::iter(to_do)
+        .for_each_concurrent(limits.workers.max(1), |((id, path), size)| async move {
+            if let Err(reason) = rotate(limits, reopener, host, clock, id, path, size).await {
+                warn!(container = id, err = reason, "Failed to rotate log");
             }
         })
         .await;
 }
 
+/// Rotates a log that is too large, or has the runtime make one that is not there.
 async fn rotate(
     limits: &LogLimits,
     reopener: &LogReopener,
     host: &dyn PodHost,
     clock: &Clock,
-    container: &v1::Container,
+    id: &str,
+    path: &str,
+    size: HostResult<Option<u64>>,
 ) -> Result<(), String> {
-    let Some(path) = log_path(&limits.pod_logs_dir, container) else {
-        return Ok(());
-    };
-    match host.file_size(&path).await.map_err(|e| e.chain())? {
-        Some(size) if i64::try_from(size).unwrap_or(i64::MAX) >= limits.max_size => {}
-        Some(_) => return Ok(()),
-        // The log vanished (somebody removed it, or a rotation was cut off before the reopen): the runtime makes a new one.
-        None => {
-            return reopener.0.reopen_container_log(&container.id).await.map_err(|e| e.to_string());
-        }
+    // A log that vanished (somebody removed it, or a rotation was cut off before the reopen): the runtime makes a new one.
+    if size.map_err(|e| e.chain())?.is_some() {
+        host.rotate_log(path, clock.now(), limits.max_files).await.map_err(|e| e.chain())?;
     }
-    host.rotate_log(&path, clock.now(), limits.max_files).await.map_err(|e| e.chain())?;
-    reopener.0.reopen_container_log(&container.id).await.map_err(|e| e.to_string())
+    reopener.0.reopen_container_log(id).await.map_err(|e| e.to_string())
 }
 
 /// Where a container's log is, by what the kubelet wrote into its labels: a list answer is enough, no status is asked for.

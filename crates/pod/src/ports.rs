@@ -477,8 +477,8 @@ pub trait PodHost: Send + Sync {
     async fn prune_logs(&self, known: &HashSet<PodUid>) -> HostResult<()>;
     /// The last `limit` bytes of a file; None when it is absent or not a regular file.
     async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>>;
-    /// Size of a file; None when absent.
-    async fn file_size(&self, path: &str) -> HostResult<Option<u64>>;
+    /// Size of each file; None for one that is absent.
+    async fn file_sizes(&self, paths: &[String]) -> Vec<HostResult<Option<u64>>>;
     /// First half of a log rotation: moves the log away and thins out old ones. After it the runtime reopens the log.
     async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()>;
     /// Writes a file as a whole or not at all, synced (checkpoints).

@@ -251,6 +251,17 @@ pub(crate) struct FailedPull {
     pub(crate) volume: bool,
 }
 
+/// Looks at a pod at rest that nothing woke, every `syncFrequency`: most of them go by what is known.
+#[derive(Default)]
+pub(crate) struct Resync {
+    /// The wait that began last ends with nothing but the resync, and nothing is left for that one to collect.
+    pub(crate) alone: bool,
+    /// How many in a row went by what is known.
+    pub(crate) short: u32,
+    /// The next moment that changes the plan, as it was made last.
+    pub(crate) plan_changes: Option<Timestamp>,
+}
+
 /// One pod's worker.
 pub(crate) struct Worker {
     pub(crate) deps: Arc<PodDeps>,
@@ -277,6 +288,8 @@ pub(crate) struct Worker {
     pub(crate) grace: Option<i64>,
     /// Nothing was done to the pod since it was last looked at, and nothing was left to do.
     pub(crate) at_rest: bool,
+    /// How it is looked at while it is at rest.
+    pub(crate) resync: Resync,
     /// What probes found as it stands on disk; None: not read yet.
     pub(crate) kept_probes: Option<BTreeMap<String, Found>>,
     /// When its end began.
@@ -337,6 +350,7 @@ pub fn spawn(
         pulls: BTreeMap::new(),
         grace: None,
         at_rest: false,
+        resync: Resync::default(),
         kept_probes: None,
         ending_since: None,
         hooked: Mutex::default(),
@@ -381,6 +395,7 @@ impl Worker {
 
     /// Rounds until the pod completes or is to end.
     async fn syncing(&mut self) -> Option<()> {
+        let mut on_time = false;
         loop {
             let pod = match self.newest() {
                 Intent::Run(pod) => pod,
@@ -390,12 +405,16 @@ impl Worker {
                 }
             };
             // On the heap while it runs: a pod at rest, which most are, holds nothing of a round.
-            match Box::pin(self.sync_round(&pod)).await {
+            let next = match on_time && self.may_rest_on() {
+                true => Box::pin(self.rest_on(&pod)).await,
+                false => Box::pin(self.sync_round(&pod)).await,
+            };
+            match next {
                 Next::Ended => {
                     self.ending = Some(self.ending.take().unwrap_or(EndReason::Completed));
                     return Some(());
                 }
-                Next::At(at) => self.wait(at).await?,
+                Next::At(at) => on_time = self.wait(at).await?,
             }
         }
     }
@@ -457,15 +476,15 @@ impl Worker {
         }
     }
 
-    /// Waits for the moment, a wake-up or a new intent. None when the agent stops.
-    async fn wait(&mut self, at: Instant) -> Option<()> {
+    /// Waits for the moment, a wake-up or a new intent. True when it was the moment that came, None when the agent stops.
+    async fn wait(&mut self, at: Instant) -> Option<bool> {
         let quiet = self.quiet_until.take().unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
-            changed = self.intent.changed() => changed.ok(),
-            () = async { self.entry.woken().await; tokio::time::sleep_until(quiet).await } => Some(()),
-            () = tokio::time::sleep_until(at) => Some(()),
+            changed = self.intent.changed() => changed.ok().map(|()| false),
+            () = async { self.entry.woken().await; tokio::time::sleep_until(quiet).await } => Some(false),
+            () = tokio::time::sleep_until(at) => Some(true),
         }
     }
 

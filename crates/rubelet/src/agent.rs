@@ -18,12 +18,16 @@ use tracing::{error, info, warn};
 
 use crate::cli::print;
 use crate::wire::{self, Input};
-use crate::{node, version};
+use crate::{heap, node, version};
 
 /// How long a drain may take.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Threads that run tasks. The agent waits most of its time; more threads would only cost memory.
 const THREADS: usize = 2;
+
+/// How long a thread for calls that block (the disk, mostly) waits for the next one. tokio gives each call to the one that has waited longest, so with its
+/// usual ten seconds the threads of one burst would stay for as long as there is any call every now and then.
+const IDLE_THREAD: Duration = Duration::from_secs(1);
 
 /// Runs the agent with kubelet flags; the process's exit code.
 pub(crate) fn run(args: &[String]) -> ExitCode {
@@ -80,7 +84,12 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
     }
     host::memory::keep_little();
     node::set_up_process(&loaded.config);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build() {
+    let built = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_keep_alive(IDLE_THREAD)
+        .enable_all()
+        .build();
+    let runtime = match built {
         Ok(runtime) => runtime,
         Err(e) => return refuse(&format!("threads cannot be started: {e}")),
     };
@@ -155,6 +164,7 @@ async fn live(input: Input) -> ExitCode {
     };
     info!(version = version::KUBERNETES, rubelet = version::RUBELET, "Started kubelet");
     notify(&host::sysd::Notice::Ready);
+    running.tasks.spawn_until_stop(heap::give_back_what_bursts_leave());
     if let Some(period) = watchdog_period(|name| std::env::var(name).ok(), std::process::id()) {
         running.tasks.spawn_until_stop(watchdog(period, running.health, || notify(&host::sysd::Notice::Watchdog)));
     }

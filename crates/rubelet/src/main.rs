@@ -8,6 +8,7 @@ mod credentials;
 mod eviction;
 mod explain;
 mod figures;
+mod heap;
 mod https;
 mod join;
 mod machine;

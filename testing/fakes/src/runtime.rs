@@ -51,6 +51,8 @@ pub struct Settings {
     pub list_streaming: Option<usize>,
     /// Whether images that were never named can be pulled.
     pub open_registry: bool,
+    /// Whether a container that starts gets its log, which stays empty.
+    pub log_files: bool,
     /// Where the URLs of Exec, Attach and PortForward point.
     pub streaming_base: String,
     /// The deadlines of calls through the port's traits follow from this as those of the real client do.
@@ -85,6 +87,7 @@ impl Default for Settings {
             doubled_events: 0.0,
             list_streaming: None,
             open_registry: true,
+            log_files: false,
             streaming_base: "http://127.0.0.1:10010".into(),
             request_timeout: Duration::from_secs(120),
         }

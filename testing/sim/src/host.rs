@@ -391,8 +391,12 @@ impl PodHost for FakeHost {
         self.call("read_tail", "", |_| None).await
     }
 
-    async fn file_size(&self, path: &str) -> HostResult<Option<u64>> {
-        self.call("file_size", "", |s| s.logs.contains(path).then_some(100)).await
+    async fn file_sizes(&self, paths: &[String]) -> Vec<HostResult<Option<u64>>> {
+        let mut sizes = Vec::with_capacity(paths.len());
+        for path in paths {
+            sizes.push(self.call("file_sizes", "", |s| s.logs.contains(path).then_some(100)).await);
+        }
+        sizes
     }
 
     async fn rotate_log(&self, _path: &str, _now: Timestamp, _max_files: u32) -> HostResult<()> {

@@ -310,8 +310,8 @@ impl PodHost for Ports {
     async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>> {
         self.look(self.world.host.read_tail(path, limit)).await
     }
-    async fn file_size(&self, path: &str) -> HostResult<Option<u64>> {
-        self.look(self.world.host.file_size(path)).await
+    async fn file_sizes(&self, paths: &[String]) -> Vec<HostResult<Option<u64>>> {
+        self.look(self.world.host.file_sizes(paths)).await
     }
     async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()> {
         self.change(format!("rotate_log {path}"), None, self.world.host.rotate_log(path, now, max_files)).await

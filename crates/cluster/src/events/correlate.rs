@@ -3,12 +3,11 @@
 //! Three steps, with client-go's figures: ten events that differ in their message only, within ten minutes, become one "combined" event;
 //! an event that was seen before becomes a patch of its count; 25 events of one type for one object pass at once, then one in five minutes.
 
-use std::collections::HashSet;
-
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::lru::Lru;
 
@@ -39,9 +38,13 @@ pub enum Outcome {
     },
 }
 
+/// What stands for the parts that make two events the same: a digest, since the parts take a hundred times more room, for thousands of events.
+type Key = [u8; 16];
+
 #[derive(Debug)]
 struct Similar {
-    messages: HashSet<String>,
+    /// Digests of different messages, at most [`MAX_SIMILAR`].
+    messages: Vec<Key>,
     last: Timestamp,
 }
 
@@ -62,9 +65,9 @@ struct Bucket {
 /// The memory of what was recorded.
 #[derive(Debug)]
 pub struct Correlator {
-    similar: Lru<String, Similar>,
-    seen: Lru<String, Seen>,
-    spam: Lru<String, Bucket>,
+    similar: Lru<Key, Similar>,
+    seen: Lru<Key, Seen>,
+    spam: Lru<Key, Bucket>,
 }
 
 impl Default for Correlator {
@@ -124,9 +127,15 @@ fn is_dns_subdomain(name: &str) -> bool {
         })
 }
 
-/// The parts that make two events the same; a character that no part holds keeps them apart.
-fn key(parts: &[Option<&str>]) -> String {
-    parts.iter().map(|p| p.unwrap_or_default()).collect::<Vec<_>>().join("\u{1f}")
+/// The digest of parts; a character that no part holds keeps them apart.
+fn key(parts: &[Option<&str>]) -> Key {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update(part.unwrap_or_default());
+        digest.update("\u{1f}");
+    }
+    let digest = digest.finalize();
+    std::array::from_fn(|i| digest[i])
 }
 
 fn source(event: &Event) -> [Option<&str>; 2] {
@@ -139,7 +148,7 @@ fn object(event: &Event) -> [Option<&str>; 5] {
     [o.kind.as_deref(), o.namespace.as_deref(), o.name.as_deref(), o.uid.as_deref(), o.api_version.as_deref()]
 }
 
-fn exact_key(event: &Event) -> String {
+fn exact_key(event: &Event) -> Key {
     let rest = [
         event.involved_object.field_path.as_deref(),
         event.type_.as_deref(),
@@ -149,7 +158,7 @@ fn exact_key(event: &Event) -> String {
     key(&[&source(event)[..], &object(event)[..], &rest[..]].concat())
 }
 
-fn similar_key(event: &Event) -> String {
+fn similar_key(event: &Event) -> Key {
     let rest = [
         event.type_.as_deref(),
         event.reason.as_deref(),
@@ -159,7 +168,7 @@ fn similar_key(event: &Event) -> String {
     key(&[&source(event)[..], &object(event)[..], &rest[..]].concat())
 }
 
-fn spam_key(event: &Event) -> String {
+fn spam_key(event: &Event) -> Key {
     key(&[&source(event)[..], &object(event)[..], &[event.type_.as_deref()][..]].concat())
 }
 
@@ -187,22 +196,25 @@ impl Correlator {
         *slot = seen;
     }
 
-    fn combine(&mut self, mut event: Event, now: Timestamp) -> (Event, String) {
+    fn combine(&mut self, mut event: Event, now: Timestamp) -> (Event, Key) {
         let exact = exact_key(&event);
         let similar = similar_key(&event);
         let message = event.message.clone().unwrap_or_default();
-        let record = self.similar.entry(&similar, || Similar { messages: HashSet::new(), last: now });
+        let told = key(&[Some(&message)]);
+        let record = self.similar.entry(&similar, || Similar { messages: Vec::with_capacity(1), last: now });
         if now.duration_since(record.last) > SIMILAR_FOR {
             record.messages.clear();
         }
         record.last = now;
-        record.messages.insert(message.clone());
+        if !record.messages.contains(&told) {
+            record.messages.push(told);
+        }
         if record.messages.len() < MAX_SIMILAR {
             return (event, exact);
         }
         // One place is kept free, so that the set does not grow.
-        if let Some(any) = record.messages.iter().find(|m| **m != message).cloned() {
-            record.messages.remove(&any);
+        if let Some(any) = record.messages.iter().position(|m| *m != told) {
+            record.messages.swap_remove(any);
         }
         event.metadata.name = Some(name_of(&event.involved_object, now));
         event.metadata.annotations = None;
@@ -213,7 +225,7 @@ impl Correlator {
         (event, similar)
     }
 
-    fn count(&mut self, mut event: Event, exact: String) -> Outcome {
+    fn count(&mut self, mut event: Event, exact: Key) -> Outcome {
         let before = self.seen.get(&exact).cloned().filter(|s| s.count > 0);
         if let Some(before) = &before {
             event.metadata.name.clone_from(&before.name);
@@ -240,7 +252,7 @@ impl Correlator {
         Outcome::Patch { event: Box::new(event), patch }
     }
 
-    fn passes(&mut self, key: &String, now: Timestamp) -> bool {
+    fn passes(&mut self, key: &Key, now: Timestamp) -> bool {
         let bucket = self.spam.entry(key, || Bucket { tokens: SPAM_BURST, at: now });
         let passed = now.duration_since(bucket.at).as_secs_f64().max(0.0);
         bucket.tokens = (bucket.tokens + passed / SPAM_SECONDS).min(SPAM_BURST);

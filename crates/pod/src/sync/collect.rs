@@ -17,14 +17,15 @@ use crate::worker::Worker;
 const COLLECT: Duration = Duration::from_secs(60);
 
 impl Worker {
-    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`] unless somebody asks.
-    pub(super) async fn collect(&mut self, observed: &ObservedPod) {
+    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`] unless somebody asks. True when it was done.
+    pub(super) async fn collect(&mut self, observed: &ObservedPod) -> bool {
         let asked = self.entry.take_collect();
         if self.collected.elapsed() < COLLECT && asked.is_empty() {
-            return;
+            return false;
         }
         self.collected = Instant::now();
         self.remove_dead(observed, asked).await;
+        true
     }
 
     /// The same for a pod of which nothing runs any more, while its source still holds it. `due`: whether or not somebody asks.

@@ -30,7 +30,7 @@ use tracing::{debug, warn};
 
 use self::image::ImageVolumes;
 use self::start::Ground;
-use crate::worker::{EndReason, Next, Worker};
+use crate::worker::{EndReason, Next, Resync, Worker};
 
 /// Wait before another try while the network is not ready.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
@@ -44,6 +44,8 @@ const RESERVED: &str = "is reserved for ";
 const SPREAD: f64 = 0.5;
 /// After a failed round, wake-ups count only when this much time has passed; new intents always do.
 const QUIET: Duration = Duration::from_secs(1);
+/// How many resyncs in a row may go by what is known.
+const SHORT_RESYNCS: u32 = 9;
 /// More rounds than any pod needs; one that goes on is stopped here and starts over with the next wake-up.
 const ROUNDS_MAX: usize = 4096;
 
@@ -66,6 +68,7 @@ impl Worker {
         }
         for round in 0..ROUNDS_MAX {
             let pod = &self.resized_form(pod);
+            self.hold_newest(pod);
             // What woke the worker until now, its own calls among it, is part of what is seen next.
             self.entry.settle();
             let observed = match self.observe().await {
@@ -99,9 +102,9 @@ impl Worker {
                 self.publish(pod, &observed);
             }
             if plan.is_empty() && self.is_prepared(pod) {
-                self.collect(&observed).await;
+                let collected = self.collect(&observed).await;
                 self.refresh_volumes(pod).await;
-                return self.rest(pod, &observed, &plan);
+                return self.rest(pod, &observed, &plan, collected);
             }
             let prepared = self.is_prepared(pod);
             if let Err(next) = self.prepare(pod, &plan).await {
@@ -112,7 +115,7 @@ impl Worker {
                 plan.resize = with_pod_resize(plan.resize.take(), pod, &self.has_now(pod));
             }
             if plan.is_empty() {
-                return self.rest(pod, &observed, &plan);
+                return self.rest(pod, &observed, &plan, false);
             }
             if round > 0 {
                 debug!(pod = pod.full_name(), round, ?plan, "Another round");
@@ -213,24 +216,62 @@ impl Worker {
         self.intent.has_changed().unwrap_or(true)
     }
 
+    /// Of the pod's forms that ask for the same, only the newest is held.
+    fn hold_newest(&mut self, pod: &DesiredPod) {
+        if let Some((form, _)) = self.prepared.as_mut().filter(|(form, _)| form.same_intent(pod)) {
+            form.clone_from(pod);
+        }
+    }
+
     pub(crate) fn is_prepared(&self, pod: &DesiredPod) -> bool {
         self.prepared.as_ref().is_some_and(|(form, _)| form.same_intent(pod))
     }
 
-    /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync.
-    fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan) -> Next {
+    /// Nothing to do: wait for the earliest moment that changes the plan, at the latest for the resync. `collected`: no dead container waits for it.
+    fn rest(&mut self, pod: &DesiredPod, observed: &ObservedPod, plan: &Plan, collected: bool) -> Next {
         self.at_rest = true;
         let settings = &self.deps.settings;
-        let mut wait = self.deps.random.jitter(settings.sync_frequency, SPREAD);
+        let resync = self.deps.random.jitter(settings.sync_frequency, SPREAD);
+        let mut wait = resync;
         if self.is_limited(pod) {
             wait = wait.min(limits::PERIOD);
         }
         if let Some(left) = self.resize.retry_at.and_then(|at| at.checked_duration_since(Instant::now())) {
             wait = wait.min(left);
         }
-        for at in [plan.wake_at, self.deadline(pod, observed), self.volumes.wake_at].into_iter().flatten() {
+        let plan_changes = [plan.wake_at, self.deadline(pod, observed)].into_iter().flatten().min();
+        for at in [plan_changes, self.volumes.wake_at].into_iter().flatten() {
             wait = wait.min(self.deps.clock.until(at));
         }
+        self.resync = Resync { alone: collected && wait == resync, short: 0, plan_changes };
+        Next::At(Instant::now() + wait)
+    }
+
+    /// Whether a resync may go by what is known. While the stream of events is trusted, whatever happens to the pod in the runtime wakes its worker, and
+    /// what the stream lost is found by the relist: to ask the runtime once more for each pod would be all that a node at rest does. Dead
+    /// containers that must reach an age before they go are found by looking.
+    pub(crate) fn may_rest_on(&self) -> bool {
+        self.at_rest
+            && self.resync.alone
+            && self.resync.short < SHORT_RESYNCS
+            && self.deps.settings.container_gc.min_age.is_zero()
+            && self.deps.health.borrow().evented
+    }
+
+    /// A resync that goes by what is known: volumes show what they are to show now, forms of the pod that are over are let go.
+    pub(crate) async fn rest_on(&mut self, pod: &DesiredPod) -> Next {
+        self.follow_objects(pod);
+        let pod = &self.resized_form(pod);
+        if !self.is_prepared(pod) {
+            return Box::pin(self.sync_round(pod)).await;
+        }
+        self.hold_newest(pod);
+        self.refresh_volumes(pod).await;
+        let resync = self.deps.random.jitter(self.deps.settings.sync_frequency, SPREAD);
+        let moments = [self.resync.plan_changes, self.volumes.wake_at].into_iter().flatten();
+        let wait = moments.fold(resync, |wait, at| wait.min(self.deps.clock.until(at)));
+        self.resync.alone = wait == resync;
+        self.resync.short += 1;
         Next::At(Instant::now() + wait)
     }
 

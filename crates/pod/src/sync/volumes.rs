@@ -85,7 +85,9 @@ struct Gathered {
 impl Worker {
     /// Keeps what the pod names at hand.
     pub(crate) fn follow_objects(&mut self, pod: &DesiredPod) {
-        if self.followed.as_ref().is_some_and(|known| known.same_intent(pod)) {
+        if let Some(known) = self.followed.as_mut().filter(|known| known.same_intent(pod)) {
+            // Of the same forms only the newest is held.
+            known.clone_from(pod);
             return;
         }
         self.deps.objects.follow(pod, &self.entry);

@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use cri_api::v1;
@@ -346,6 +347,12 @@ impl State {
         let process = Running::start(script, now);
         self.alarms.extend(process.ends_at);
         container.process = Some(process);
+        if self.settings.log_files
+            && let Some(log) = self.sandboxes.get(&sandbox_id).map(|s| Path::new(&s.config.log_directory))
+        {
+            // Whoever wants to read it says what is wrong with it.
+            let _ = std::fs::File::create(log.join(&container.config.log_path));
+        }
         container.state = ContainerState::ContainerRunning;
         container.started_at = stamp;
         self.emit(id, &sandbox_id, ContainerEventType::ContainerStartedEvent);
