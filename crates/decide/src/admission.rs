@@ -97,6 +97,8 @@ struct Entry {
 pub struct Ledger {
     pods: BTreeMap<PodUid, Entry>,
     used: Amounts,
+    /// By pods that were given the room of others: what those held, until it is certain that they are ended.
+    displaced: BTreeMap<PodUid, Vec<(PodUid, Entry)>>,
 }
 
 impl Ledger {
@@ -126,7 +128,9 @@ impl Ledger {
         }
         // Their room is the newcomer's from now on: nobody else may count on it.
         for uid in &admitted.preempt {
-            self.release(uid);
+            if let Some(victim) = self.remove(uid) {
+                self.displaced.entry(pod.uid().clone()).or_default().push((uid.clone(), victim));
+            }
         }
         self.used.add(&entry.requests);
         self.pods.insert(pod.uid().clone(), entry);
@@ -143,7 +147,10 @@ impl Ledger {
         let verdict = self.admit(pod, node, rules);
         if let Some(before) = before {
             match &verdict {
-                Ok(_) => self.hold_at_least(pod.uid(), &before.requests),
+                Ok(_) => {
+                    self.confirm(pod.uid());
+                    self.hold_at_least(pod.uid(), &before.requests);
+                }
                 Err(_) => {
                     self.used.add(&before.requests);
                     self.pods.insert(pod.uid().clone(), before);
@@ -188,8 +195,32 @@ impl Ledger {
 
     /// Gives back what a pod holds; call it when its phase is terminal or it is gone. Nothing happens when it holds nothing.
     pub fn release(&mut self, uid: &PodUid) {
-        if let Some(entry) = self.pods.remove(uid) {
-            self.used.sub(&entry.requests);
+        self.remove(uid);
+        self.displaced.remove(uid);
+        self.displaced.retain(|_, victims| {
+            victims.retain(|(victim, _)| victim != uid);
+            !victims.is_empty()
+        });
+    }
+
+    fn remove(&mut self, uid: &PodUid) -> Option<Entry> {
+        let entry = self.pods.remove(uid)?;
+        self.used.sub(&entry.requests);
+        Some(entry)
+    }
+
+    /// The pod starts, and those whose room it was given are ended.
+    pub fn confirm(&mut self, uid: &PodUid) {
+        self.displaced.remove(uid);
+    }
+
+    /// The pod does not start after all: it holds nothing, and those whose room it was given keep theirs, as far as they are still there.
+    pub fn take_back(&mut self, uid: &PodUid) {
+        let victims = self.displaced.remove(uid).unwrap_or_default();
+        self.release(uid);
+        for (uid, entry) in victims {
+            self.used.add(&entry.requests);
+            self.pods.insert(uid, entry);
         }
     }
 

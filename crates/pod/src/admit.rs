@@ -498,11 +498,12 @@ impl Admitter {
         let room = match given.and(booked) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                self.ledger.release(uid);
+                self.ledger.take_back(uid);
                 self.managers.ended(uid);
                 return Err(refusal);
             }
         };
+        self.ledger.confirm(uid);
         let allocation = allocation_of(form, self.rules.resize.init_containers);
         let actuated = self.actuated.get(uid.as_str()).cloned().unwrap_or_default();
         let has = PodAllocation {

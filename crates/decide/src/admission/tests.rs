@@ -371,6 +371,16 @@ fn critical_pods_make_room() {
     let mut after = ledger.clone();
     assert_eq!(judge(&mut after, &critical("1500m"), &node, &rules), "preempts [large]");
     assert!(!after.holds(&PodUid::new("large")) && after.pods() == 2);
+    // Until it is certain that the newcomer starts, it can be taken back, but for those that went meanwhile.
+    let (mut refused, mut gone) = (after.clone(), after.clone());
+    refused.take_back(&PodUid::new("s"));
+    assert_eq!(refused, ledger);
+    gone.release(&PodUid::new("large"));
+    gone.take_back(&PodUid::new("s"));
+    assert!(!gone.holds(&PodUid::new("large")) && gone.holds(&PodUid::new("small")));
+    after.confirm(&PodUid::new("s"));
+    after.take_back(&PodUid::new("s"));
+    assert!(!after.holds(&PodUid::new("large")) && !after.holds(&PodUid::new("s")));
     // A third one fills the node: for a slot, the one that asks for nothing goes.
     assert_eq!(judge(&mut ledger, &asks("idle", "{}"), &node, &rules), "ok");
     assert_eq!(judge(&mut ledger, &critical("100m"), &node, &rules), "preempts [idle]");
