@@ -8,6 +8,7 @@
 //!
 //! Every call to a plugin has a deadline; one that hangs holds its own volume, and so the pods that use it, and nothing else.
 
+mod callers;
 pub mod csi;
 pub mod devices;
 pub mod dra;

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{error, info};
 
+use crate::callers::connections;
 use crate::wire::podresources_v1::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use crate::wire::podresources_v1::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, GetPodResourcesRequest, GetPodResourcesResponse,
@@ -70,7 +70,7 @@ pub fn serve(socket: &Path, source: Arc<dyn Source>, stop: CancellationToken) ->
         let served = Server::builder()
             .add_service(AlphaListerServer::new(service.clone()))
             .add_service(PodResourcesListerServer::new(service))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled())
+            .serve_with_incoming_shutdown(connections(listener), stop.cancelled())
             .await;
         if let Err(e) = served {
             error!(err = &e as &dyn std::error::Error, "The pod-resources socket is no longer served");

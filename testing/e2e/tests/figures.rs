@@ -16,7 +16,8 @@ const SUMMARIES: [&str; 2] = ["/stats/summary", "/stats/summary?only_cpu_and_mem
 /// Names that only Go has, by their beginnings. What they count is not there: client-go's queues, DRA.
 const ONLY_GO: [&str; 3] = ["go_", "workqueue_", "dra_operations_duration_seconds"];
 /// Names that are there once something happened, which depends on the run.
-const PASSING: [&str; 2] = ["kubelet_http_requests_duration_seconds", "kubelet_evictions"];
+const PASSING: [&str; 3] =
+    ["kubelet_http_requests_duration_seconds", "kubelet_evictions", "kubelet_runtime_operations_errors_total"];
 
 /// The shape of a metric: its type and the names of its labels.
 type Shape = (String, BTreeSet<String>);

@@ -4,12 +4,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{error, info, warn};
 
 use super::{DevicePlugins, SOCKET, VERSION, lock};
+use crate::callers::connections;
 use crate::wire::deviceplugin_v1beta1::registration_server::{Registration, RegistrationServer};
 use crate::wire::deviceplugin_v1beta1::{Empty, RegisterRequest};
 
@@ -35,7 +35,7 @@ impl DevicePlugins {
             let stop = this.0.stop.clone();
             let served = Server::builder()
                 .add_service(RegistrationServer::new(Service(this.clone())))
-                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled())
+                .serve_with_incoming_shutdown(connections(listener), stop.cancelled())
                 .await;
             if let Err(e) = served {
                 let text = format!(
