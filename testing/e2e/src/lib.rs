@@ -55,6 +55,21 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
     }
 }
 
+/// What /proc/meminfo says under this name, in KiB.
+///
+/// # Panics
+/// It says nothing.
+pub fn meminfo_kib(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("/proc/meminfo");
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|l| l.trim().strip_suffix(" kB")?.parse().ok()).expect(name)
+}
+
+/// The machine's memory in KiB, without its huge pages, which are a resource of their own.
+pub fn memory_kib() -> u64 {
+    meminfo_kib("MemTotal") - meminfo_kib("Hugetlb")
+}
+
 /// `n` seconds.
 pub const fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)

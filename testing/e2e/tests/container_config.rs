@@ -284,13 +284,7 @@ fn the_downward_api_rounds_up_and_falls_back_to_allocatable() {
     // No limit: what the node can give to pods, not what it has. The node's configuration keeps 50Mi of memory and 1 % of the disk.
     let got = environment(&share, "plain");
     assert_eq!(got["CPU"], std::thread::available_parallelism().unwrap().to_string());
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
-    let kib = |name: &str| -> u64 {
-        let line = meminfo.lines().find_map(|l| l.strip_prefix(name)).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
-    };
-    // Huge pages are a resource of their own.
-    assert_eq!(got["MEM"], ((kib("MemTotal:") - kib("Hugetlb:")) * 1024 - (50 << 20)).to_string());
+    assert_eq!(got["MEM"], (e2e::memory_kib() * 1024 - (50 << 20)).to_string());
     let disk = rustix::fs::statvfs(node.root()).unwrap();
     let disk = disk.f_blocks * disk.f_frsize;
     let got_disk: u64 = got["DISK"].parse().unwrap();

@@ -172,16 +172,7 @@ fn a_memory_volume_has_its_size_and_keeps_its_data() {
         manifest["spec"]["volumes"] = json!([{"name": "v", "emptyDir": volume}]);
         manifest
     };
-    let memory = fs::read_to_string("/proc/meminfo").unwrap();
-    let memory: u64 = memory
-        .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:"))
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap();
-    let allocatable = memory - (50 << 10);
+    let allocatable = e2e::memory_kib() - (50 << 10);
     let pods = [
         ("size", of("size", Some("16Mi"), vec![container("c", script)]), 16 << 10),
         ("limit", of("limit", None, vec![with(container("c", script), limit("64Mi"))]), 64 << 10),

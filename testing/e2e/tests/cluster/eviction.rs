@@ -2,7 +2,6 @@
 //!
 //! The shortages are small ones: the pods' group has 300 MiB, the root directory a file system of its own.
 
-use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::process::Command;
 
@@ -185,9 +184,7 @@ pub(crate) fn limits_of_local_storage(cluster: &mut Cluster) {
 
 /// The pods' group has 300 MiB, of which 100 are to be left.
 pub(crate) fn memory_of_the_pods(cluster: &mut Cluster) {
-    let total = fs::read_to_string("/proc/meminfo").unwrap();
-    let total: u64 =
-        total.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok()).unwrap();
+    let total = e2e::meminfo_kib("MemTotal");
     let reserved = format!("{}Ki", total - (300 << 10));
     let node = Short::new(
         cluster,
@@ -198,9 +195,11 @@ pub(crate) fn memory_of_the_pods(cluster: &mut Cluster) {
     let guaranteed = json!({"resources": {"limits": {"memory": "30Mi", "cpu": "100m"}}});
     node.run(&pod("modest", [with(container("c", &script("true")), guaranteed)]));
     let modest = status::id(&node.wait_running("modest"), "c").to_owned();
-    let in_memory = json!([{"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": "250Mi"}}]);
-    let hog = script("dd if=/dev/zero of=/v/big bs=1M count=220");
-    node.run(&deaf("hog", vec![with(container("c", &hog), on("v"))], in_memory));
+    // Two of them: one has at most what pods can get, which is less by the machine's huge pages.
+    let in_memory = |name| json!({"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": "250Mi"}});
+    let hog = script("dd if=/dev/zero of=/v/big bs=1M count=110; dd if=/dev/zero of=/w/big bs=1M count=110");
+    let mounts = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w"}]});
+    node.run(&deaf("hog", vec![with(container("c", &hog), mounts)], json!([in_memory("v"), in_memory("w")])));
     assert_eq!(node.wait_condition("MemoryPressure", "True"), "KubeletHasInsufficientMemory");
     let over = node.wait_evicted("hog");
     let told = message(&over);
