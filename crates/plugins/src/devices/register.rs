@@ -13,9 +13,6 @@ use crate::callers::connections;
 use crate::wire::deviceplugin_v1beta1::registration_server::{Registration, RegistrationServer};
 use crate::wire::deviceplugin_v1beta1::{Empty, RegisterRequest};
 
-/// A file by which old plugins learn that they are in the old place.
-const DEPRECATION: &str = "DEPRECATION";
-
 impl DevicePlugins {
     /// Removes the sockets of earlier plugins, which come and register anew when they see that, and serves registrations until the agent stops.
     ///
@@ -60,9 +57,6 @@ fn clean(dir: &Path) -> std::io::Result<()> {
         {
             return Err(e);
         }
-    }
-    if let Err(e) = std::fs::write(dir.join(DEPRECATION), []) {
-        warn!(dir = %dir.display(), err = &e as &dyn std::error::Error, "Failed to create deprecation file at socket dir");
     }
     Ok(())
 }
