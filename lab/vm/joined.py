@@ -196,16 +196,15 @@ def ended(name, killed=False):
     if status.get("reason") == "Evicted":
         # The Go kubelet shows a container that it lost sight of as one to come, or as of unknown state, when the machine is slow.
         status["containerStatuses"] = []
-    told = re.sub(r"\d+(Ki|Mi)?", "#", status.get("message", ""))
-    print(f"{name}: {status['phase']}, reason {status.get('reason')}, message {told!r}")
+    told = lambda of: re.sub(r"\d+(Ki|Mi)?", "#", of.get("message", ""))
+    print(f"{name}: {status['phase']}, reason {status.get('reason')}, message {told(status)!r}")
     for c in status.get("containerStatuses", []):
         for kind, state in c["state"].items():
             if killed:
                 observe.oom_reason(state)
             print(f"{name}, {c['name']}: {kind} {state.get('reason')} {state.get('exitCode')}, restarts {c['restartCount']}")
     for c in sorted(status["conditions"], key=lambda c: c["type"]):
-        told = re.sub(r"\d+(Ki|Mi)?", "#", c.get("message", ""))
-        print(f"{name}, {c['type']}: {c['status']} {c.get('reason')} {told!r}")
+        print(f"{name}, {c['type']}: {c['status']} {c.get('reason')} {told(c)!r}")
 
 
 def shell(name, script, **resources_):

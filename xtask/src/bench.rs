@@ -29,13 +29,7 @@ const FIGURES: [(&str, &str); 7] = [
 /// When a kubelet does not get through the measurement.
 pub(crate) fn run(shell: &Shell, quick: bool) -> Result<bool> {
     setup::prepare(shell)?;
-    let mut kubelets = vec![("rubelet", setup::rubelet(shell, true)?)];
-    let go = rig::lab().join("bin/kubelet");
-    if go.is_file() {
-        kubelets.push(("Go kubelet", go));
-    } else {
-        println!("the Go kubelet is not built (lab/build-reference kubelet): rubelet alone is measured");
-    }
+    let kubelets = setup::kubelets(shell)?;
     let images = setup::images(shell)?;
     let runtime = Containerd::reference().map_or_else(setup::system, Ok)?;
     let (rounds, arguments): (usize, &[&str]) = if quick {

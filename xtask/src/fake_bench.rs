@@ -15,13 +15,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use jiff::Zoned;
 use rig::cluster::{ControlPlane, Options};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::bench::median;
-use crate::node::Node;
+use crate::joined::pod;
+use crate::node::{Bench as _, Node};
 use crate::setup;
 use crate::shell::Shell;
 
+/// How long anything may take, and how often it is looked.
+const LIMIT: Duration = Duration::from_secs(600);
+const STEP: Duration = Duration::from_millis(250);
 const NODE: &str = "node-1";
 const NAMESPACE: &str = "bench";
 /// Until what a burst left has settled.
@@ -120,22 +124,30 @@ struct Bench<'a> {
     made: usize,
 }
 
+impl crate::node::Bench for Bench<'_> {
+    fn parts(&mut self) -> (&Shell, &mut Node) {
+        (self.shell, &mut self.node)
+    }
+}
+
 impl Bench<'_> {
     fn measure(&mut self, pods: &[usize]) -> Result<Vec<Figures>> {
-        self.until("the node is there", |b| Ok(b.plane.api().find(&format!("/api/v1/nodes/{NODE}"))?.is_some()))?;
+        self.until("the node is there", LIMIT, STEP, |b| {
+            Ok(b.plane.api().find(&format!("/api/v1/nodes/{NODE}"))?.is_some())
+        })?;
         let mut counts = pods.to_vec();
         counts.sort_unstable();
         let mut all = Vec::new();
         for count in counts {
             let begun = Instant::now();
             while self.made < count {
-                let pod = pod(self.made);
+                let pod = pod(&format!("p{}", self.made), "exec sleep 1000000", "Always");
                 self.plane.api().create(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &pod)?;
                 self.made += 1;
             }
-            self.until("the pods run", |b| Ok(b.runtime.ask("running")?.parse::<usize>()? >= count))?;
+            self.until("the pods run", LIMIT, STEP, |b| Ok(b.runtime.ask("running")?.parse::<usize>()? >= count))?;
             let start = begun.elapsed().as_secs_f64();
-            self.until("the API server knows", |b| {
+            self.until("the API server knows", LIMIT, STEP, |b| {
                 let running = "/api/v1/pods?limit=1&fieldSelector=status.phase%21%3DRunning";
                 Ok(b.plane.api().list(running)?.is_empty())
             })?;
@@ -147,9 +159,9 @@ impl Bench<'_> {
 
     fn figures(&mut self, pods: usize, start: f64) -> Result<Figures> {
         self.runtime.calls(1.0)?;
-        let before = self.cpu()?;
+        let before = self.node.cpu()?;
         self.pause(IDLE)?;
-        let idle = (self.cpu()? - before) / IDLE.as_secs_f64();
+        let idle = (self.node.cpu()? - before) / IDLE.as_secs_f64();
         let idle_calls = self.runtime.calls(IDLE.as_secs_f64())?;
         let memory = self.memory()?;
         // Once not counted: from the second on there is a dead container to remove.
@@ -166,10 +178,10 @@ impl Bench<'_> {
 
     /// CPU time in seconds for one exit of the same pods' containers, the idle work taken off.
     fn exits(&mut self, idle: f64) -> Result<f64> {
-        let (before, begun) = (self.cpu()?, Instant::now());
+        let (before, begun) = (self.node.cpu()?, Instant::now());
         let ended: usize = self.runtime.ask(&format!("exit 0 {BATCH} {}", APART.as_millis()))?.parse()?;
         self.pause(AFTER)?;
-        let spent = self.cpu()? - before - idle * begun.elapsed().as_secs_f64();
+        let spent = self.node.cpu()? - before - idle * begun.elapsed().as_secs_f64();
         anyhow::ensure!(ended > 0, "no container was running any more");
         Ok(spent / ended as f64)
     }
@@ -178,43 +190,14 @@ impl Bench<'_> {
     fn restarting(&mut self) -> Result<f64> {
         let order = format!("exit 0 {RESTARTING} {}", 60_000 / RESTARTING);
         self.runtime.ask(&order)?;
-        let (before, begun) = (self.cpu()?, Instant::now());
+        let (before, begun) = (self.node.cpu()?, Instant::now());
         self.runtime.ask(&order)?;
-        Ok((self.cpu()? - before) / begun.elapsed().as_secs_f64())
-    }
-
-    /// CPU time so far, in seconds.
-    fn cpu(&self) -> Result<f64> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.node.pid()))?;
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
-        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+        Ok((self.node.cpu()? - before) / begun.elapsed().as_secs_f64())
     }
 
     fn memory(&self) -> Result<Memory> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.node.pid()))?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|l| l.split_whitespace().next()?.parse().ok()).with_context(|| format!("{name} is not known"))
-        };
-        Ok(Memory { all: field("VmRSS")?, own: field("RssAnon")?, file: field("RssFile")? })
-    }
-
-    fn pause(&mut self, time: Duration) -> Result<()> {
-        self.shell.wait(time, || false)?;
-        self.node.ended()
-    }
-
-    fn until(&mut self, what: &str, mut met: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
-        let limit = Duration::from_secs(600);
-        let begin = Instant::now();
-        while !met(self)? {
-            if begin.elapsed() > limit {
-                return Err(self.node.fail(&format!("not within {} s: {what}", limit.as_secs())));
-            }
-            self.pause(Duration::from_millis(250))?;
-        }
-        Ok(())
+        let [all, own, file] = self.node.memory(["VmRSS", "RssAnon", "RssFile"])?;
+        Ok(Memory { all, own, file })
     }
 }
 
@@ -278,18 +261,6 @@ impl Drop for Fake {
             let _ = self.child.wait();
         }
     }
-}
-
-fn pod(n: usize) -> Value {
-    json!({
-        "metadata": {"name": format!("p{n}"), "labels": {"app": "bench"}},
-        "spec": {
-            "nodeName": NODE,
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": false,
-            "containers": [{"name": "c", "image": "lab.test/busybox:1", "command": ["sh", "-c", "exec sleep 1000000"]}],
-        },
-    })
 }
 
 fn show(all: &[Figures], program: &PathBuf) -> bool {

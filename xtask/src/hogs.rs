@@ -12,7 +12,7 @@ use rig::cluster::{ControlPlane, Options, is_ready, kubelet_config};
 use rig::{Stage, mounts};
 use serde_json::{Value, json};
 
-use crate::node::Node;
+use crate::node::{Bench as _, Node};
 use crate::setup;
 use crate::shell::Shell;
 
@@ -22,6 +22,8 @@ const PODS: &str = "/api/v1/namespaces/bench/pods";
 const PULSE: Duration = Duration::from_millis(20);
 /// How long a hog may go on.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How often the node is looked at.
+const STEP: Duration = Duration::from_millis(250);
 /// A condition that comes again within this time flaps.
 const CALM: Duration = Duration::from_secs(20);
 /// What the pods' group has, and what of it is to stay free.
@@ -100,13 +102,8 @@ pub(crate) fn run(shell: &Shell) -> Result<bool> {
     }
     setup::prepare(shell)?;
     setup::control_plane(shell, &Options::default())?;
-    let mut kubelets = vec![("rubelet", setup::rubelet(shell, true)?)];
-    let go = rig::lab().join("bin/kubelet");
-    if go.is_file() {
-        kubelets.push(("Go kubelet", go));
-    }
     let mut all = Vec::new();
-    for (name, program) in kubelets {
+    for (name, program) in setup::kubelets(shell)? {
         println!("{name}");
         all.push((name, one(shell, &program)?));
     }
@@ -160,31 +157,24 @@ fn one(shell: &Shell, program: &Path) -> Result<Vec<Outcome>> {
 
 /// The node's configuration: it is short of everything after what one hog takes.
 fn fields(plane: &ControlPlane, stage: &Stage) -> Result<Value> {
-    let number = |path: &str, key: &str| -> Result<u64> {
+    let number = |path: &str| -> Result<u64> {
         let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
-        let line = text.lines().find(|l| l.starts_with(key)).unwrap_or_default();
-        let word = line[key.len().min(line.len())..].split_whitespace().next().unwrap_or_default();
-        word.parse().with_context(|| format!("{path} says {line:?}"))
+        text.trim().parse().with_context(|| format!("{path} says {text:?}"))
     };
-    let total = number("/proc/meminfo", "MemTotal:")?;
+    let total = rig::meminfo_kib("MemTotal")?;
     // `0.41 0.5 0.6 2/812 4711`: the tasks that there are.
     let load = fs::read_to_string("/proc/loadavg").context("read /proc/loadavg")?;
     let tasks = load.split_whitespace().nth(3).and_then(|w| w.split_once('/')?.1.parse::<u64>().ok());
     let tasks = tasks.with_context(|| format!("/proc/loadavg says {load:?}"))?;
-    let most = number("/proc/sys/kernel/pid_max", "")?.min(number("/proc/sys/kernel/threads-max", "")?);
+    let most = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
     let mut fields = kubelet_config(plane, &stage.address());
-    let more = json!({
-        "kubeReserved": {"memory": format!("{}Ki", total - (MEMORY_MIB << 10))},
-        "podPidsLimit": 1000,
-        "evictionHard": {
-            "memory.available": "100Mi", "nodefs.available": "40Mi", "nodefs.inodesFree": "20%",
-            "pid.available": (most - tasks - 600).to_string(),
-        },
-        "evictionPressureTransitionPeriod": "5s",
+    fields["kubeReserved"] = json!({"memory": format!("{}Ki", total - (MEMORY_MIB << 10))});
+    fields["podPidsLimit"] = json!(1000);
+    fields["evictionHard"] = json!({
+        "memory.available": "100Mi", "nodefs.available": "40Mi", "nodefs.inodesFree": "20%",
+        "pid.available": (most - tasks - 600).to_string(),
     });
-    for (key, value) in more.as_object().into_iter().flatten() {
-        fields[key] = value.clone();
-    }
+    fields["evictionPressureTransitionPeriod"] = json!("5s");
     Ok(fields)
 }
 
@@ -194,12 +184,18 @@ struct Bench<'a> {
     node: &'a mut Node,
 }
 
+impl crate::node::Bench for Bench<'_> {
+    fn parts(&mut self) -> (&Shell, &mut Node) {
+        (self.shell, self.node)
+    }
+}
+
 impl Bench<'_> {
     fn all(&mut self) -> Result<Vec<Outcome>> {
-        self.until("the node is Ready", |b| Ok(is_ready(&b.node_object()?)))?;
+        self.until("the node is Ready", LIMIT, STEP, |b| Ok(is_ready(&b.node_object()?)))?;
         // One who takes little: whoever it is that goes, it is not this one.
         self.create("modest", "dd if=/dev/zero of=/v/some bs=1M count=8; sleep 100000", &json!({"emptyDir": {}}))?;
-        self.until("the modest pod runs", |b| Ok(b.phase("modest")? == "Running"))?;
+        self.until("the modest pod runs", LIMIT, STEP, |b| Ok(b.phase("modest")? == "Running"))?;
         let mut outcomes = Vec::new();
         for hog in hogs() {
             let outcome = self.hog(&hog)?;
@@ -243,7 +239,7 @@ impl Bench<'_> {
         let (mut gone, mut came, mut went) = (None, 0, 0);
         let (mut on, mut calm) = (false, None);
         while begin.elapsed() < LIMIT && calm.is_none_or(|since: Instant| since.elapsed() < CALM) {
-            self.pause(Duration::from_millis(250))?;
+            self.pause(STEP)?;
             if gone.is_none() && self.phase(hog.name)? == "Failed" {
                 gone = Some(begin.elapsed().as_secs_f64());
             }
@@ -286,22 +282,6 @@ impl Bench<'_> {
     fn phase(&self, name: &str) -> Result<String> {
         let pod = self.plane.api().find(&format!("{PODS}/{name}"))?.unwrap_or_default();
         Ok(pod["status"]["phase"].as_str().unwrap_or_default().to_owned())
-    }
-
-    fn pause(&mut self, time: Duration) -> Result<()> {
-        self.shell.wait(time, || false)?;
-        self.node.ended()
-    }
-
-    fn until(&mut self, what: &str, mut met: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
-        let begin = Instant::now();
-        while !met(self)? {
-            if begin.elapsed() > LIMIT {
-                return Err(self.node.fail(&format!("not within {} s: {what}", LIMIT.as_secs())));
-            }
-            self.pause(Duration::from_millis(250))?;
-        }
-        Ok(())
     }
 }
 

@@ -12,12 +12,14 @@ use rig::Stage;
 use rig::cluster::{ControlPlane, Options, is_ready, kubelet_config};
 use serde_json::{Value, json};
 
-use crate::node::Node;
+use crate::node::{Bench as _, Node};
 use crate::setup;
 use crate::shell::Shell;
 
 const NODE: &str = "node-1";
 const NAMESPACE: &str = "bench";
+/// How often it is looked.
+const STEP: Duration = Duration::from_millis(250);
 /// Requests count for this long after the return of the API server.
 const AFTER: Duration = Duration::from_secs(120);
 /// Every request of the node once, when it is answered; a watch when it is opened.
@@ -42,13 +44,8 @@ struct Figures {
 pub(crate) fn run(shell: &Shell, pods: usize, outage: Duration) -> Result<bool> {
     setup::prepare(shell)?;
     setup::control_plane(shell, &Options::default())?;
-    let mut kubelets = vec![("rubelet", setup::rubelet(shell, true)?)];
-    let go = rig::lab().join("bin/kubelet");
-    if go.is_file() {
-        kubelets.push(("Go kubelet", go));
-    }
     let mut all = Vec::new();
-    for (name, program) in kubelets {
+    for (name, program) in setup::kubelets(shell)? {
         println!("{name}");
         all.push(one(shell, name, &program, pods, outage)?);
     }
@@ -86,9 +83,15 @@ struct Bench<'a> {
     audit: PathBuf,
 }
 
+impl crate::node::Bench for Bench<'_> {
+    fn parts(&mut self) -> (&Shell, &mut Node) {
+        (self.shell, self.node)
+    }
+}
+
 impl Bench<'_> {
     fn measure(&mut self, name: &str, pods: usize, outage: Duration) -> Result<Figures> {
-        self.until("the node is Ready", Duration::from_secs(120), |b| {
+        self.until("the node is Ready", Duration::from_secs(120), STEP, |b| {
             let found = b.plane.api().find(&format!("/api/v1/nodes/{NODE}"))?.unwrap_or_default();
             Ok(is_ready(&found))
         })?;
@@ -99,10 +102,10 @@ impl Bench<'_> {
         self.running("p", pods)?;
         let start = begin.elapsed().as_secs_f64();
         self.pause(Duration::from_secs(45))?;
-        let cpu = self.cpu()?;
+        let cpu = self.node.cpu()?;
         self.pause(Duration::from_secs(30))?;
-        let idle_cpu = (self.cpu()? - cpu) * 1000.0 / 30.0;
-        let rss = self.rss()?;
+        let idle_cpu = (self.node.cpu()? - cpu) * 1000.0 / 30.0;
+        let [rss] = self.node.memory(["VmRSS"])?;
         println!("  {pods} pods in {start:.1} s, RSS {rss} KiB, idle CPU {idle_cpu:.1} ms/s");
 
         for n in 0..5 {
@@ -183,7 +186,7 @@ impl Bench<'_> {
 
     /// Waits until so many pods, whose names begin so, run or have run.
     fn running(&mut self, prefix: &str, count: usize) -> Result<()> {
-        self.until("the pods run", Duration::from_secs(600), |b| {
+        self.until("the pods run", Duration::from_secs(600), STEP, |b| {
             let fine = |p: &Value| {
                 p["metadata"]["name"].as_str().is_some_and(|n| n.starts_with(prefix))
                     && p["status"]["phase"] == "Running"
@@ -222,40 +225,10 @@ impl Bench<'_> {
         }
         Ok(counts)
     }
-
-    /// CPU time so far, in seconds.
-    fn cpu(&self) -> Result<f64> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.node.pid()))?;
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
-        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
-    }
-
-    /// Resident memory in KiB.
-    fn rss(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.node.pid()))?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-        line.and_then(|l| l.split_whitespace().next()?.parse().ok()).context("VmRSS is not known")
-    }
-
-    fn pause(&mut self, time: Duration) -> Result<()> {
-        self.shell.wait(time, || false)?;
-        self.node.ended()
-    }
-
-    fn until(&mut self, what: &str, limit: Duration, mut met: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
-        let begin = Instant::now();
-        while !met(self)? {
-            if begin.elapsed() > limit {
-                return Err(self.node.fail(&format!("not within {} s: {what}", limit.as_secs())));
-            }
-            self.pause(Duration::from_millis(250))?;
-        }
-        Ok(())
-    }
 }
 
-fn pod(name: &str, script: &str, restart: &str) -> Value {
+/// A pod of one container.
+pub(crate) fn pod(name: &str, script: &str, restart: &str) -> Value {
     json!({
         "metadata": {"name": name, "labels": {"app": "bench"}},
         "spec": {

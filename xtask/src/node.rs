@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use rig::{Stage, cgroup, mounts};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::shell::Shell;
 
 /// The running kubelet and where it works.
 pub(crate) struct Node {
@@ -72,6 +74,39 @@ impl Node {
         self.child.id()
     }
 
+    /// Its CPU time so far, in seconds.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn cpu(&self) -> Result<f64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let rest = stat.rsplit_once(')').context("not a stat file")?.1;
+        let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
+        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Its memory in KiB, at one moment, by the names that proc(5) has for kinds of it (`VmRSS`).
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn memory<const N: usize>(&self, names: [&str; N]) -> Result<[u64; N]> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let mut found = [0; N];
+        for (kib, name) in found.iter_mut().zip(names) {
+            *kib = rig::kib(&status, name).with_context(|| format!("{name} is not known"))?;
+        }
+        Ok(found)
+    }
+
+    /// Waits; it must live on.
+    ///
+    /// # Errors
+    /// It ended, or somebody interrupts.
+    pub(crate) fn pause(&mut self, shell: &Shell, time: Duration) -> Result<()> {
+        shell.wait(time, || false)?;
+        self.ended()
+    }
+
     /// An error with the end of its log.
     pub(crate) fn fail(&self, what: &str) -> anyhow::Error {
         anyhow!("{what}; the end of {}'s log:\n{}", self.name, rig::tail(&self.log, 25))
@@ -117,6 +152,39 @@ impl Node {
             .chain(dirs.map(|p| format!("directory {}", p.display())))
             .chain(shims.map(|(pid, _)| format!("shim {pid}")))
             .collect()
+    }
+}
+
+/// A measurement of a node, which waits for it.
+pub(crate) trait Bench {
+    /// Where an interruption is seen, and the node.
+    fn parts(&mut self) -> (&Shell, &mut Node);
+
+    /// See [`Node::pause`].
+    fn pause(&mut self, time: Duration) -> Result<()> {
+        let (shell, node) = self.parts();
+        node.pause(shell, time)
+    }
+
+    /// Waits until something is so, and looks every `step`.
+    ///
+    /// # Errors
+    /// It is not within the limit; the node ended; it cannot be found out.
+    fn until(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        step: Duration,
+        mut met: impl FnMut(&mut Self) -> Result<bool>,
+    ) -> Result<()> {
+        let begin = Instant::now();
+        while !met(self)? {
+            if begin.elapsed() > limit {
+                return Err(self.parts().1.fail(&format!("not within {} s: {what}", limit.as_secs())));
+            }
+            self.pause(step)?;
+        }
+        Ok(())
     }
 }
 

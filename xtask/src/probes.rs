@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
@@ -20,12 +20,15 @@ use rig::cluster::{Api, ControlPlane, Options, is_ready, kubelet_config};
 use serde_json::{Value, json};
 
 use crate::bench::median;
-use crate::node::Node;
+use crate::node::{Bench as _, Node};
 use crate::setup;
 use crate::shell::Shell;
 
 const NODE: &str = "node-1";
 const PODS: &str = "/api/v1/namespaces/bench/pods";
+/// How long anything may take, and how often it is looked.
+const LIMIT: Duration = Duration::from_secs(180);
+const STEP: Duration = Duration::from_millis(20);
 /// How often each is measured.
 const SAMPLES: usize = 20;
 
@@ -43,15 +46,8 @@ struct Figures {
 pub(crate) fn run(shell: &Shell) -> Result<bool> {
     setup::prepare(shell)?;
     setup::control_plane(shell, &Options::default())?;
-    let mut kubelets = vec![("rubelet", setup::rubelet(shell, true)?)];
-    let go = rig::lab().join("bin/kubelet");
-    if go.is_file() {
-        kubelets.push(("Go kubelet", go));
-    } else {
-        println!("the Go kubelet is not built (lab/build-reference kubelet): rubelet alone is measured");
-    }
     let mut all = Vec::new();
-    for (name, program) in kubelets {
+    for (name, program) in setup::kubelets(shell)? {
         println!("{name}");
         all.push(one(shell, name, &program)?);
     }
@@ -101,9 +97,15 @@ struct Bench<'a> {
     server: Server,
 }
 
+impl crate::node::Bench for Bench<'_> {
+    fn parts(&mut self) -> (&Shell, &mut Node) {
+        (self.shell, self.node)
+    }
+}
+
 impl Bench<'_> {
     fn measure(&mut self, name: &'static str) -> Result<Figures> {
-        self.until("the node is Ready", |b| {
+        self.until("the node is Ready", LIMIT, STEP, |b| {
             let found = b.plane.api().find(&format!("/api/v1/nodes/{NODE}"))?.unwrap_or_default();
             Ok(is_ready(&found))
         })?;
@@ -111,7 +113,7 @@ impl Bench<'_> {
             self.create(&format!("live{n}"), "livenessProbe")?;
         }
         self.create("ready", "readinessProbe")?;
-        self.until("the pods are ready", |b| {
+        self.until("the pods are ready", LIMIT, STEP, |b| {
             let pods = b.plane.api().list(PODS)?;
             Ok(pods.len() == SAMPLES + 1 && pods.iter().all(ready))
         })?;
@@ -138,7 +140,7 @@ impl Bench<'_> {
         let id = id.rsplit('/').next().unwrap_or_default().to_owned();
         self.server.fail(pod, true);
         let mut stopped = None;
-        self.until("the container is stopped", |b| {
+        self.until("the container is stopped", LIMIT, STEP, |b| {
             stopped = stop_call(&fs::read_to_string(b.log)?, &id);
             Ok(stopped.is_some())
         })?;
@@ -152,10 +154,10 @@ impl Bench<'_> {
     /// From the good answer to the watch that shows the pod Ready.
     fn ready(&mut self, watch: &Watch) -> Result<f64> {
         self.server.fail("ready", true);
-        self.until("it is not ready", |_| Ok(watch.since(false).is_some()))?;
+        self.until("it is not ready", LIMIT, STEP, |_| Ok(watch.since(false).is_some()))?;
         self.pause(Duration::from_millis(300))?;
         self.server.fail("ready", false);
-        self.until("it is ready", |_| Ok(watch.since(true).is_some()))?;
+        self.until("it is ready", LIMIT, STEP, |_| Ok(watch.since(true).is_some()))?;
         let answered = self.server.first("ready").context("it is ready without being asked")?;
         let shown = watch.since(true).context("it is not ready any more")?;
         Ok(millis(answered, shown))
@@ -170,22 +172,6 @@ impl Bench<'_> {
             "spec": {"nodeName": NODE, "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": false, "containers": [container]},
         });
         self.plane.api().create(PODS, &pod)?;
-        Ok(())
-    }
-
-    fn pause(&mut self, time: Duration) -> Result<()> {
-        self.shell.wait(time, || false)?;
-        self.node.ended()
-    }
-
-    fn until(&mut self, what: &str, mut met: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
-        let begin = Instant::now();
-        while !met(self)? {
-            if begin.elapsed() > Duration::from_secs(180) {
-                return Err(self.node.fail(&format!("not within 180 s: {what}")));
-            }
-            self.pause(Duration::from_millis(20))?;
-        }
         Ok(())
     }
 }

@@ -4,18 +4,17 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use rig::Stage;
 use serde_json::{Value, json};
 
 use crate::node::Node;
-use crate::setup;
+use crate::setup::{self, GO};
 use crate::shell::Shell;
 
 /// How often both pages are asked for, and how far apart: further than rubelet shares a collection, so that each is made anew.
 const SCRAPES: u32 = 20;
 const APART: Duration = Duration::from_secs(3);
-const GO: &str = "Go kubelet";
 /// Of the Go kubelet's CPU time.
 const BOUND: f64 = 0.2;
 
@@ -34,13 +33,8 @@ struct Figures {
 /// When a part is missing or a kubelet does not get through.
 pub(crate) fn run(shell: &Shell, pods: usize) -> Result<bool> {
     setup::prepare(shell)?;
-    let mut kubelets = vec![("rubelet", setup::rubelet(shell, true)?)];
-    let go = rig::lab().join("bin/kubelet");
-    if go.is_file() {
-        kubelets.push((GO, go));
-    }
     let mut all = Vec::new();
-    for (name, program) in kubelets {
+    for (name, program) in setup::kubelets(shell)? {
         println!("{name}");
         all.push(one(shell, name, &program, pods)?);
     }
@@ -100,36 +94,23 @@ fn measure(shell: &Shell, name: &'static str, node: &mut Node, pods: usize) -> R
         if begun.elapsed() > Duration::from_secs(600) {
             return Err(node.fail(&format!("{running} of {pods} pods run after 600 s")));
         }
-        pause(shell, node, Duration::from_secs(1))?;
+        node.pause(shell, Duration::from_secs(1))?;
     }
     println!("  {pods} pods run after {:.0} s", begun.elapsed().as_secs_f64());
-    pause(shell, node, Duration::from_secs(30))?;
+    node.pause(shell, Duration::from_secs(30))?;
     let span = APART * SCRAPES;
-    let before = cpu(node)?;
-    pause(shell, node, span)?;
-    let idle = cpu(node)? - before;
-    let (before, start) = (cpu(node)?, Instant::now());
+    let before = node.cpu()?;
+    node.pause(shell, span)?;
+    let idle = node.cpu()? - before;
+    let (before, start) = (node.cpu()?, Instant::now());
     let (mut bytes, mut waited) = (0, Duration::ZERO);
     for n in 1..=SCRAPES {
         let asked = Instant::now();
         bytes = get("/metrics/cadvisor")?.len() + get("/stats/summary")?.len();
         waited += asked.elapsed();
         let next = start + APART * n;
-        pause(shell, node, next.saturating_duration_since(Instant::now()))?;
+        node.pause(shell, next.saturating_duration_since(Instant::now()))?;
     }
-    let scraped = cpu(node)? - before;
+    let scraped = node.cpu()? - before;
     Ok(Figures { name, idle, scraped, bytes, seconds: waited.as_secs_f64() / f64::from(SCRAPES) })
-}
-
-fn pause(shell: &Shell, node: &mut Node, time: Duration) -> Result<()> {
-    shell.wait(time, || false)?;
-    node.ended()
-}
-
-/// CPU time so far, in seconds.
-fn cpu(node: &Node) -> Result<f64> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", node.pid()))?;
-    let rest = stat.rsplit_once(')').context("not a stat file")?.1;
-    let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

@@ -12,6 +12,9 @@ use rig::find_program;
 
 use crate::shell::Shell;
 
+/// What the Go kubelet is called in tables.
+pub(crate) const GO: &str = "Go kubelet";
+
 /// Programs and the Debian packages that have them.
 const NEEDED: [(&str, &str); 7] = [
     ("containerd", "containerd"),
@@ -166,6 +169,21 @@ pub(crate) fn rubelet(shell: &Shell, release: bool) -> Result<PathBuf> {
     }
     shell.need("building rubelet", &mut command, Duration::from_secs(3600))?;
     built("rubelet", release)
+}
+
+/// The kubelets that are compared, and how they are called: rubelet's release build, and the Go kubelet where it is built.
+///
+/// # Errors
+/// With the compiler's last words.
+pub(crate) fn kubelets(shell: &Shell) -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut kubelets = vec![("rubelet", rubelet(shell, true)?)];
+    let go = rig::lab().join("bin/kubelet");
+    if go.is_file() {
+        kubelets.push((GO, go));
+    } else {
+        println!("the Go kubelet is not built (lab/build-reference kubelet): rubelet alone is measured");
+    }
+    Ok(kubelets)
 }
 
 /// Builds the fake runtime that is a process of its own.

@@ -1,5 +1,7 @@
 //! The hashes that tie pods, containers and checkpoints to what was written down about them.
 
+use std::fmt::Write;
+
 /// FNV-1a with 32 bits.
 pub(crate) fn fnv1a_32(bytes: impl AsRef<[u8]>) -> u32 {
     bytes.as_ref().iter().fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
@@ -49,13 +51,7 @@ pub fn container_hash(image: &str, name: &str) -> u32 {
         if i > 0 {
             text.push(' ');
         }
-        if byte >= 100 {
-            text.push(char::from(b'0' + byte / 100));
-        }
-        if byte >= 10 {
-            text.push(char::from(b'0' + byte / 10 % 10));
-        }
-        text.push(char::from(b'0' + byte % 10));
+        let _ = write!(text, "{byte}");
     }
     text.push(']');
     fnv1a_32(text)

@@ -116,7 +116,8 @@ impl AllPods {
     }
 }
 
-fn go_on_when_refused(done: Result<(), CgroupError>) -> Result<(), CgroupError> {
+/// What the kernel does not let be set (a container, an odd kernel) is told, and no failure.
+pub(crate) fn go_on_when_refused(done: Result<(), CgroupError>) -> Result<(), CgroupError> {
     match done {
         Err(e) if e.is_refused() => {
             warn!(err = &e as &dyn Error, "The kernel refused a cgroup setting, going on without it");

@@ -25,6 +25,8 @@ use pod::ports::{
 };
 use tracing::warn;
 
+use crate::machine::go_on_when_refused;
+
 /// Where things stand on this host.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
@@ -98,15 +100,7 @@ impl PodHost for NodeHost {
             if cgroups.exists(&name) {
                 return Ok(false);
             }
-            match cgroups.create(&name, &resources) {
-                Err(e) if e.is_refused() => {
-                    warn!(
-                        err = &e as &dyn std::error::Error,
-                        "The kernel refused a cgroup setting, going on without it"
-                    );
-                }
-                done => done?,
-            }
+            go_on_when_refused(cgroups.create(&name, &resources))?;
             Ok(true)
         })
         .await
@@ -165,15 +159,7 @@ impl PodHost for NodeHost {
                 } else {
                     cgroups.create(&name, &resources)
                 };
-                match written {
-                    Err(e) if e.is_refused() => {
-                        warn!(
-                            err = &e as &dyn std::error::Error,
-                            "The kernel refused a cgroup setting, going on without it"
-                        );
-                    }
-                    done => done?,
-                }
+                go_on_when_refused(written)?;
             }
             Ok(())
         })

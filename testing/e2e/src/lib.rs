@@ -55,15 +55,20 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
     }
 }
 
-/// What /proc/meminfo says under this name, in KiB.
+/// The installation that the tests run on (`RUBELET_E2E_CONTAINERD_VERSION`; any when it is not said), for a test that starts a containerd of its own.
+pub fn another_runtime() -> Option<rig::containerd::Containerd> {
+    use rig::containerd::Containerd;
+    let version = std::env::var("RUBELET_E2E_CONTAINERD_VERSION").unwrap_or_default();
+    let all = [Containerd::reference(), Containerd::system()];
+    all.into_iter().flatten().find(|c| version.is_empty() || c.version == version)
+}
+
+/// See [`rig::meminfo_kib`].
 ///
 /// # Panics
 /// It says nothing.
 pub fn meminfo_kib(name: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
-    let amount = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse().ok());
-    amount.unwrap_or_else(|| panic!("/proc/meminfo does not say {name} in kB"))
+    rig::meminfo_kib(name).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The machine's memory in KiB, without its huge pages, which are a resource of their own.

@@ -207,11 +207,12 @@ fn pages_are_as_the_go_kubelets() {
     let mut wrong = Vec::new();
     let (mut same, mut all) = (0, 0);
     for (key, shape) in &expected {
-        if key.1.starts_with("go_") || PASSING.contains(&key.1.as_str()) {
+        let found = ours.shapes.get(key);
+        if key.1.starts_with("go_") || (found.is_none() && PASSING.contains(&key.1.as_str())) {
             continue;
         }
         all += 1;
-        match ours.shapes.get(key) {
+        match found {
             Some(found) if found == shape => same += 1,
             Some(found) => wrong.push(format!("{key:?}: {found:?} instead of {shape:?}")),
             None if ONLY_GO.iter().any(|n| key.1.starts_with(n)) => {}

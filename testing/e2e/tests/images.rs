@@ -3,7 +3,6 @@
 
 use e2e::{Node, Options, container, pod, seconds, wait_until};
 use rig::Stage;
-use rig::containerd::Containerd;
 use serde_json::json;
 
 const HOLD: &str = "exec sleep 1000000";
@@ -14,10 +13,8 @@ fn what_is_not_used_goes_when_the_disk_is_fuller_than_it_may_be() {
     if std::env::var_os("RUBELET_E2E_FULL").is_none() {
         e2e::skip!("takes six minutes: RUBELET_E2E_FULL=1 runs it");
     }
-    let version = std::env::var("RUBELET_E2E_CONTAINERD_VERSION").unwrap_or_default();
-    let all = [Containerd::reference(), Containerd::system()];
-    let Some(runtime) = all.into_iter().flatten().find(|c| version.is_empty() || c.version == version) else {
-        e2e::skip!("no containerd {version} to start one of its own");
+    let Some(runtime) = e2e::another_runtime() else {
+        e2e::skip!("no containerd of this version to start one of its own");
     };
     let images = ["pause", "busybox", "nonroot"].map(|n| rig::lab().join(format!("images/small/{n}.tar")));
     let mut stage = Stage::create("e2e").unwrap();

@@ -11,7 +11,6 @@ use cri_api::v1::{ContainerState, PodSandboxState};
 use e2e::share::{alive, most_at_once, noting};
 use e2e::status::{id, phase, restarts, runs, uid};
 use e2e::{Node, Options, Share, container, pod, seconds, wait_until, with};
-use rig::containerd::Containerd;
 use rig::processes::{Program, working_in};
 use rig::{Stage, http};
 use rustix::process::Signal;
@@ -63,10 +62,8 @@ fn running(node: &Node) -> BTreeMap<String, Vec<String>> {
 #[test]
 #[ignore = "needs root and containerd: cargo xtask test"]
 fn a_restart_of_the_runtime_touches_nothing_that_runs_and_finishes_what_was_begun() {
-    let version = std::env::var("RUBELET_E2E_CONTAINERD_VERSION").unwrap_or_default();
-    let all = [Containerd::reference(), Containerd::system()];
-    let Some(runtime) = all.into_iter().flatten().find(|c| version.is_empty() || c.version == version) else {
-        e2e::skip!("no containerd {version} to start one of its own");
+    let Some(runtime) = e2e::another_runtime() else {
+        e2e::skip!("no containerd of this version to start one of its own");
     };
     let images = ["pause", "busybox"].map(|n| rig::lab().join(format!("images/small/{n}.tar")));
     let mut stage = Stage::create("e2e").unwrap();

@@ -64,6 +64,21 @@ pub fn poll(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// The number of KiB that a line `NAME: NUMBER kB` of the kernel's tables gives.
+pub fn kib(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+/// What /proc/meminfo says under this name, in KiB.
+///
+/// # Errors
+/// It says nothing.
+pub fn meminfo_kib(name: &str) -> std::io::Result<u64> {
+    let nothing = || std::io::Error::other(format!("/proc/meminfo does not say {name} in kB"));
+    kib(&std::fs::read_to_string("/proc/meminfo")?, name).ok_or_else(nothing)
+}
+
 /// The program `name` in `PATH` or in the system folders that a plain user's `PATH` lacks.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

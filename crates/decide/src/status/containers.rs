@@ -411,9 +411,8 @@ impl Actual {
         let memory_request = given
             .and_then(|g| g.requests.as_ref()?.get("memory"))
             .and_then(|q| Quantity::of(q).ok())
-            .map(|q| (q.value(), q))
-            .filter(|(bytes, _)| *bytes > 0)
-            .map(|(bytes, q)| (q, bytes));
+            .filter(|q| q.value() > 0)
+            .map(|q| (q.clone(), q.value()));
         if let (None, Some(given)) = (r, given.map(|g| sizes(None, g))) {
             return Self {
                 memory_request,

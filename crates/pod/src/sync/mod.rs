@@ -240,11 +240,15 @@ impl Worker {
             wait = wait.min(left);
         }
         let plan_changes = [plan.wake_at, self.deadline(pod, observed)].into_iter().flatten().min();
-        for at in [plan_changes, self.volumes.wake_at].into_iter().flatten() {
-            wait = wait.min(self.deps.clock.until(at));
-        }
+        let wait = self.until_change(plan_changes, wait);
         self.resync = Resync { alone: collected && wait == resync, short: 0, plan_changes };
         Next::At(Instant::now() + wait)
+    }
+
+    /// How long it is until the plan or the volumes change by themselves, at most this long.
+    fn until_change(&self, plan_changes: Option<Timestamp>, most: Duration) -> Duration {
+        let moments = [plan_changes, self.volumes.wake_at].into_iter().flatten();
+        moments.fold(most, |wait, at| wait.min(self.deps.clock.until(at)))
     }
 
     /// Whether a resync may go by what is known. While the stream of events is trusted, whatever happens to the pod in the runtime wakes its worker, and
@@ -268,8 +272,7 @@ impl Worker {
         self.hold_newest(pod);
         self.refresh_volumes(pod).await;
         let resync = self.deps.random.jitter(self.deps.settings.sync_frequency, SPREAD);
-        let moments = [self.resync.plan_changes, self.volumes.wake_at].into_iter().flatten();
-        let wait = moments.fold(resync, |wait, at| wait.min(self.deps.clock.until(at)));
+        let wait = self.until_change(self.resync.plan_changes, resync);
         self.resync.alone = wait == resync;
         self.resync.short += 1;
         Next::At(Instant::now() + wait)

@@ -82,6 +82,26 @@ struct Gathered {
     due: Option<Timestamp>,
 }
 
+impl Gathered {
+    /// It is a plugin's.
+    fn plug(&mut self, name: &str, volume: CsiVolume, gid: Option<i64>) {
+        self.payloads.left_out.insert(name.to_owned());
+        self.plugins.insert(name.to_owned(), (volume, gid));
+    }
+
+    /// It cannot be followed.
+    fn not_tried(&mut self, name: &str, reason: String) {
+        self.payloads.left_out.insert(name.to_owned());
+        self.unprocessed.insert(name.to_owned(), reason);
+    }
+
+    /// Its step failed.
+    fn fail(&mut self, name: &str, step: &str, reason: &str) {
+        self.payloads.left_out.insert(name.to_owned());
+        self.failed.insert(name.to_owned(), format!("{step} failed for volume \"{name}\" : {reason}"));
+    }
+}
+
 impl Worker {
     /// Keeps what the pod names at hand.
     pub(crate) fn follow_objects(&mut self, pod: &DesiredPod) {
@@ -302,67 +322,47 @@ impl Worker {
                 match self.claimed(pod, volume, &wanted).await {
                     Ok(ClaimedVolume { place: Place::Csi(mut volume), gid, .. }) => {
                         self.label(pod, name, &mut volume);
-                        gathered.plugins.insert(name.clone(), (*volume, gid));
-                        gathered.payloads.left_out.insert(name.clone());
+                        gathered.plug(name, *volume, gid);
                     }
                     Ok(claimed) => {
                         gathered.payloads.claimed.insert(name.clone(), claimed);
                     }
                     Err(reason) => {
                         let reason = format!("error processing PVC {}/{}: {reason}", pod.namespace(), wanted.name);
-                        gathered.unprocessed.insert(name.clone(), reason);
-                        gathered.payloads.left_out.insert(name.clone());
+                        gathered.not_tried(name, reason);
                     }
                 }
                 continue;
             }
-            if let Some(source) = &volume.csi {
-                let mut inline = CsiVolume::inline(pod, name, source);
-                self.label(pod, name, &mut inline);
-                gathered.plugins.insert(name.clone(), (inline, None));
-                gathered.payloads.left_out.insert(name.clone());
+            let of_driver = match &volume.csi {
+                Some(source) => Ok(Some(CsiVolume::inline(pod, name, source))),
+                None => CsiVolume::migrated_inline(pod.namespace(), volume),
+            };
+            let own = match of_driver {
+                Ok(None) => match disk::inline(pod, volume) {
+                    Ok(own) => own,
+                    Err(reason) => {
+                        gathered.fail(name, "MountVolume.NewMounter initialization", &reason);
+                        continue;
+                    }
+                },
+                Ok(own) => own,
+                Err(reason) => {
+                    gathered.not_tried(name, reason);
+                    continue;
+                }
+            };
+            if let Some(mut own) = own {
+                self.label(pod, name, &mut own);
+                gathered.plug(name, own, None);
                 continue;
-            }
-            match CsiVolume::migrated_inline(pod.namespace(), volume) {
-                Ok(Some(mut migrated)) => {
-                    self.label(pod, name, &mut migrated);
-                    gathered.plugins.insert(name.clone(), (migrated, None));
-                    gathered.payloads.left_out.insert(name.clone());
-                    continue;
-                }
-                Ok(None) => {}
-                Err(reason) => {
-                    gathered.unprocessed.insert(name.clone(), reason);
-                    gathered.payloads.left_out.insert(name.clone());
-                    continue;
-                }
-            }
-            match disk::inline(pod, volume) {
-                Ok(Some(mut disk)) => {
-                    self.label(pod, name, &mut disk);
-                    gathered.plugins.insert(name.clone(), (disk, None));
-                    gathered.payloads.left_out.insert(name.clone());
-                    continue;
-                }
-                Ok(None) => {}
-                Err(reason) => {
-                    let message =
-                        format!("MountVolume.NewMounter initialization failed for volume \"{name}\" : {reason}");
-                    gathered.failed.insert(name.clone(), message);
-                    gathered.payloads.left_out.insert(name.clone());
-                    continue;
-                }
             }
             match self.volume_files(pod, volume, &mut gathered.due).await {
                 Ok(Some(shown)) => {
                     gathered.payloads.files.insert(name.clone(), shown);
                 }
                 Ok(None) => {}
-                Err(reason) => {
-                    let message = format!("MountVolume.SetUp failed for volume \"{name}\" : {reason}");
-                    gathered.failed.insert(name.clone(), message);
-                    gathered.payloads.left_out.insert(name.clone());
-                }
+                Err(reason) => gathered.fail(name, "MountVolume.SetUp", &reason),
             }
         }
         gathered
