@@ -156,20 +156,22 @@ impl LogReader {
     pub fn reopen(&mut self) -> io::Result<bool> {
         let held = self.file.metadata()?;
         let plain = |p: &PathBuf| !ends_with(p, GZIP) && !ends_with(p, TEMPORARY);
-        let rotated = siblings(&self.path, ".").map_err(|e| e.source)?.into_iter().filter(plain);
+        let open = |path: &Path| -> io::Result<_> {
+            let file = open_file(path, &self.root)?;
+            let found = file.metadata()?;
+            Ok((file, found))
+        };
+        let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+        // The log itself first: what was rotated before that is in the list, and it is too if it is rotated now.
+        let newest = match open(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Err(e),
+            newest => newest.ok(),
+        };
+        let rotated = siblings(&self.path, ".").map_err(|e| e.source)?;
         // Their names end in the time of their rotation, so this is the order of their writing.
-        let mut all = Vec::new();
-        for path in rotated.chain([self.path.clone()]) {
-            match open_file(&path, &self.root) {
-                Ok(file) => {
-                    let found = file.metadata()?;
-                    all.push((file, found));
-                }
-                Err(e) if path == self.path && e.kind() == io::ErrorKind::PermissionDenied => return Err(e),
-                Err(_) => {}
-            }
-        }
-        let own = all.iter().position(|(_, found)| (found.dev(), found.ino()) == (held.dev(), held.ino()));
+        let mut all: Vec<_> = rotated.into_iter().filter(plain).filter_map(|path| open(&path).ok()).collect();
+        all.extend(newest.filter(|(_, newest)| !all.iter().any(|(_, found)| same(found, newest))));
+        let own = all.iter().position(|(_, found)| same(found, &held));
         let next = match own {
             Some(own) => own + 1,
             // Removed or compressed meanwhile: what was written to since.
@@ -276,12 +278,21 @@ impl LogReader {
     }
 }
 
-/// Opens a regular file by a path whose links stay below `root`. One in which there is no link may be anywhere: whoever named it is trusted.
-fn open_file(path: &Path, root: &Path) -> io::Result<File> {
+/// The path that a log's name leads to; None: by a link that leads out of `root`. A name in which there is no link may be anywhere (a runtime's
+/// own directory, another podLogsDir before): whoever said it is trusted.
+///
+/// # Errors
+/// Nothing is there, or it cannot be looked at.
+pub fn resolve(path: &Path, root: &Path) -> io::Result<Option<PathBuf>> {
     let real = std::fs::canonicalize(path)?;
-    if real != path && !std::fs::canonicalize(root).is_ok_and(|root| real.starts_with(root)) {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a link leads out of the logs"));
-    }
+    let inside = real == path || std::fs::canonicalize(root).is_ok_and(|root| real.starts_with(root));
+    Ok(inside.then_some(real))
+}
+
+/// Opens a regular file by a path whose links stay below `root`; see [`resolve`].
+fn open_file(path: &Path, root: &Path) -> io::Result<File> {
+    let out = || io::Error::new(io::ErrorKind::PermissionDenied, "a link leads out of the logs");
+    let real = resolve(path, root)?.ok_or_else(out)?;
     // Without a link now: one that was put there since is refused. Neither a pipe nor a device can hold the reader up.
     let held = open_beneath(open_root(Path::new("/"))?, real.strip_prefix("/").unwrap_or(&real))?;
     if !FileType::from_raw_mode(rustix::fs::fstat(&held)?.st_mode).is_file() {

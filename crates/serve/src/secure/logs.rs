@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::Stream;
 use host::logs::follow::{Follower, LogWatch};
-use host::logs::read::{LogReader, Progress, ReadOptions};
+use host::logs::read::{LogReader, Progress, ReadOptions, resolve};
 use tokio_util::sync::CancellationToken;
 
 use super::port::ContainerPort;
@@ -34,21 +34,16 @@ const UNWATCHED: Duration = Duration::from_secs(1);
 pub(crate) async fn open(path: &Path, root: &Path, options: ReadOptions) -> Result<LogReader, String> {
     let (path, root) = (path.to_owned(), root.to_owned());
     let open = move || {
-        let real = std::fs::canonicalize(&path).map_err(|e| {
+        let real = resolve(&path, &root).map_err(|e| {
             format!("failed to try resolving symlinks in path {path:?}: lstat {}: {}", path.display(), go_text(&e))
         })?;
-        // A runtime's own directory, as another podLogsDir before, is fine as long as there is no link in it.
-        if real != path && !std::fs::canonicalize(&root).is_ok_and(|root| real.starts_with(root)) {
+        let Some(real) = real else {
             return Err(format!("failed to open log file {path:?}: a link leads out of {}", root.display()));
-        }
+        };
         LogReader::open(&real, &root, options)
             .map_err(|e| format!("failed to open log file {real:?}: open {}: {}", real.display(), go_text(&e)))
-            .map(|reader| (reader, real))
     };
-    match tokio::task::spawn_blocking(open).await {
-        Ok(result) => result.map(|(reader, _)| reader),
-        Err(e) => Err(format!("failed to open log file: {e}")),
-    }
+    tokio::task::spawn_blocking(open).await.unwrap_or_else(|e| Err(format!("failed to open log file: {e}")))
 }
 
 /// The system's words as Go prints them.
@@ -192,7 +187,7 @@ impl Following {
             }
             () = tokio::time::sleep(delay) => {
                 self.look_now = true;
-                self.delay = if self.closed { (self.delay * 2).min(LOOK) } else { LOOK };
+                self.delay = (self.delay * 2).min(LOOK);
             }
         }
         true
@@ -210,7 +205,8 @@ impl Following {
             // The rest of the old one.
             return true;
         }
-        (self.switching, self.delay) = (false, LOOK);
+        // The new one may be closed already, which was not told apart from the old one's end.
+        (self.switching, self.delay) = (false, SOON);
         match reader.reopen() {
             // Of a file that others have come after, there is no end to wait for.
             Ok(complete) => self.closed = complete,

@@ -118,13 +118,16 @@ pub(crate) fn a_bootstrap_token_is_enough_to_join(cluster: &mut Cluster) {
     flags.push(format!("--bootstrap-kubeconfig={}", cluster.plane.bootstrap_kubeconfig().display()));
     cluster.node.set_flags(flags);
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}");
-    // There is none for a moment after the node's object was deleted.
-    let renewed =
-        |cluster: &Cluster| cluster.api().find(&path).unwrap().unwrap_or_default()["spec"]["renewTime"].clone();
+    // There is none for a while after the node's object was deleted; that it went is no renewal.
+    let renewed = |cluster: &Cluster| {
+        let lease = cluster.api().find(&path).unwrap().unwrap_or_default();
+        lease["spec"]["renewTime"].as_str().map(str::to_owned)
+    };
+    let anew = |cluster: &Cluster, before: &Option<String>| renewed(cluster).filter(|now| Some(now) != before.as_ref());
     let before = renewed(cluster);
     cluster.node.run();
     wait_until("the lease is renewed with the new certificate", seconds(60), || {
-        (renewed(cluster) != before).then_some(())
+        made.exists().then(|| anew(cluster, &before)).flatten()
     });
     let text = fs::read_to_string(&made).unwrap();
     assert!(text.contains("kubelet-client-current.pem") && !text.contains("token"), "{text}");
@@ -138,7 +141,7 @@ pub(crate) fn a_bootstrap_token_is_enough_to_join(cluster: &mut Cluster) {
     cluster.node.set_flags(without);
     cluster.node.restart();
     let before = renewed(cluster);
-    wait_until("the lease is renewed after the restart", seconds(60), || (renewed(cluster) != before).then_some(()));
+    wait_until("the lease is renewed after the restart", seconds(60), || anew(cluster, &before));
     cluster.node.kill();
     cluster.node.set_flags(usual);
     cluster.node.run();
