@@ -73,10 +73,11 @@ fn a_container_gets_its_devices_and_keeps_them() {
         )
     };
     let one = limits(json!({DONGLE: "1"}));
-    node.write("has.yaml", &share.mounted(pod("has", [with(container("c", &look("has")), one.clone())])));
+    // It ends when it is told to.
+    let has = look("has").replace(HOLD, "while ! rm /share/end 2> /dev/null; do sleep 0.2; done");
+    node.write("has.yaml", &share.mounted(pod("has", [with(container("c", &has), one.clone())])));
     assert_eq!(written(&share, "has"), "d1\n/dev/fake-null\n/fake-mount\nend\n");
-    let running = node.wait_running("has");
-    let container_id = id(&running, "c").to_owned();
+    node.wait_running("has");
     assert_eq!(plugin.calls(), ["allocate d1"]);
 
     // The unhealthy one is for nobody.
@@ -90,14 +91,17 @@ fn a_container_gets_its_devices_and_keeps_them() {
     );
     node.remove("late.yaml");
 
-    let told = plugins.resources(&node, |mut c| async move {
-        let list = c.list(ListPodResourcesRequest {}).await.unwrap().into_inner();
-        let name = list.pod_resources[0].name.clone();
-        let get = GetPodResourcesRequest { pod_name: name, pod_namespace: "default".into() };
-        c.get(get).await.unwrap().into_inner().pod_resources.unwrap()
-    });
-    assert_eq!(told.containers[0].devices[0].device_ids, ["d1"]);
-    assert_eq!(told.containers[0].devices[0].resource_name, DONGLE);
+    let holds_d1 = |node: &Node| {
+        let told = plugins.resources(node, |mut c| async move {
+            let list = c.list(ListPodResourcesRequest {}).await.unwrap().into_inner();
+            let name = list.pod_resources[0].name.clone();
+            let get = GetPodResourcesRequest { pod_name: name, pod_namespace: "default".into() };
+            c.get(get).await.unwrap().into_inner().pod_resources.unwrap()
+        });
+        assert_eq!(told.containers[0].devices[0].device_ids, ["d1"]);
+        assert_eq!(told.containers[0].devices[0].resource_name, DONGLE);
+    };
+    holds_d1(&node);
 
     // Health is shown while it runs.
     plugin.set(&[("d1", false, -1), ("d2", true, -1)]);
@@ -106,12 +110,23 @@ fn a_container_gets_its_devices_and_keeps_them() {
         health(p) == json!({"resourceID": "d1", "health": "Unhealthy"})
     });
 
+    // A restarted container has the same one.
+    plugin.set(&[("d1", true, -1), ("d2", false, -1)]);
+    share.put("end", "");
+    node.wait_pod("its container is restarted", "has", |p| restarts(p, "c") == 1 && runs(p, "c"));
+    holds_d1(&node);
+    let container_id = id(&node.wait_running("has"), "c").to_owned();
+    assert_eq!(plugin.calls(), ["allocate d1"]);
+
     // A restarted agent leaves it alone, with the plugin there or not.
     drop(plugin);
     node.kill();
     node.run();
     let again = node.wait_running("has");
-    assert_eq!((id(&again, "c"), restarts(&again, "c")), (container_id.as_str(), 0));
+    assert_eq!((id(&again, "c"), restarts(&again, "c")), (container_id.as_str(), 1));
+    holds_d1(&node);
+    std::thread::sleep(seconds(4));
+    holds_d1(&node);
     let _plugin = plugins.register(DONGLE, &[("d1", true, -1), ("d2", true, -1)]);
     wait_until("both devices are known", seconds(30), || (plugins.usable(&node).len() == 2).then_some(()));
     node.write("next.yaml", &share.mounted(pod("next", [with(container("c", &look("next")), one)])));
