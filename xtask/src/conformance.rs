@@ -14,7 +14,7 @@ use rig::Stage;
 
 use crate::setup;
 use crate::shell::Shell;
-use results::{Comparison, Results, Spec};
+use results::{Comparison, Results, Spec, State};
 use suite::Suite;
 
 /// Specs that cannot run without the images of the outside world, by the beginning of their names: they would wait for them until the time is up.
@@ -69,15 +69,45 @@ pub(crate) struct Options {
 pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
     setup::prepare(shell)?;
     suite::free()?;
-    setup::node_suite(shell)?;
-    let runtime = setup::reference(shell)?;
-    let (images, registry) = setup::suite_images(shell)?;
     let (kubelet, who) = match &options.kubelet {
         Some(program) => {
             (std::path::absolute(program).context("--kubelet")?, if options.record { "go" } else { "other" })
         }
         None => (setup::rubelet(shell, true)?, "rubelet"),
     };
+    on_stage(shell, kubelet, who, |suite| shards(suite, options))
+}
+
+/// The small set against this rubelet, as a test: what failed twice has failed. Gives how many passed, and those that failed with the reason.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn smoke_test(shell: &Shell, kubelet: PathBuf) -> Result<(usize, Vec<String>)> {
+    suite::free()?;
+    on_stage(shell, kubelet, "smoke", |suite| {
+        let specs = smoke(suite)?;
+        let mut todo: Vec<&Spec> = specs.iter().collect();
+        let mut failed = Vec::new();
+        for attempt in ["smoke-1", "smoke-2"] {
+            let ended = suite.run(attempt, &todo, 4, Duration::from_secs(900))?;
+            let passed = |spec: &Spec| ended.get(&spec.name).is_some_and(|o| o.state == State::Passed);
+            todo.retain(|spec| !passed(spec));
+            let why = |spec: &&Spec| ended.get(&spec.name).map_or("it did not end", |o| o.why.as_str()).to_owned();
+            failed = todo.iter().map(|spec| format!("{}: {}", spec.name, why(spec))).collect();
+            if todo.is_empty() {
+                break;
+            }
+            println!("  failed in {attempt}: {}", failed.join("; "));
+        }
+        Ok((specs.len() - failed.len(), failed))
+    })
+}
+
+/// Has the suite, its images and a runtime ready; what it leaves is kept under the name `who`.
+fn on_stage<T>(shell: &Shell, kubelet: PathBuf, who: &str, with: impl FnOnce(&Suite<'_>) -> Result<T>) -> Result<T> {
+    setup::node_suite(shell)?;
+    let runtime = setup::reference(shell)?;
+    let (images, registry) = setup::suite_images(shell)?;
     let out = crate::root().join("target/conformance").join(who);
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut stage = Stage::create("conformance")?;
@@ -85,11 +115,11 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
     let all: Vec<PathBuf> = images.iter().cloned().chain(setup::images(shell)?).collect();
     stage.start_containerd(&runtime, &all, true)?;
     let served = stage.serve(&images, &[&registry]);
-    let ran = served.and_then(|()| shards(&Suite { shell, stage: &stage, kubelet, out }, options));
+    let ran = served.and_then(|()| with(&Suite { shell, stage: &stage, kubelet, out }));
     let closed = stage.close();
-    let fine = ran?;
+    let result = ran?;
     closed?;
-    Ok(fine)
+    Ok(result)
 }
 
 fn shards(suite: &Suite<'_>, options: &Options) -> Result<bool> {
@@ -190,7 +220,7 @@ fn cut<'a>(specs: &[&'a Spec], known: &Results, procs: usize, seconds: f64) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use results::{Outcome, State};
+    use results::Outcome;
 
     #[test]
     fn shards_are_cut_by_time() {

@@ -8,6 +8,7 @@ use clap::Args;
 use rig::containerd::Containerd;
 use rig::{Stage, cluster};
 
+use crate::conformance;
 use crate::libtest::{self, Counts};
 use crate::setup::{self, cargo};
 use crate::shell::{Interrupted, Shell};
@@ -15,11 +16,11 @@ use crate::shell::{Interrupted, Shell};
 /// What to run.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Build nothing that takes minutes, run the end-to-end tests on one containerd only, and leave out the VM
+    /// Build nothing that takes minutes, run the end-to-end tests on one containerd only, and leave out the VM and the suite
     #[arg(long)]
     quick: bool,
     /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e, differential (against recordings of the Go
-    /// kubelet), v2 (cgroup v2, in a VM)
+    /// kubelet), v2 (cgroup v2, in a VM), smoke (specs of Kubernetes' node test suite)
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
     /// Only the tests whose names contain this
@@ -27,7 +28,9 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-const STEPS: [&str; 8] = ["rules", "fmt", "clippy", "unit", "e2e-2", "differential", "e2e-1", "v2"];
+const STEPS: [&str; 9] = ["rules", "fmt", "clippy", "unit", "e2e-2", "differential", "e2e-1", "v2", "smoke"];
+/// Steps that take parts which take minutes to build.
+const LONG: [&str; 2] = ["v2", "smoke"];
 
 /// How a step ended.
 enum Outcome {
@@ -64,7 +67,7 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
         }
         let ran = |r: &Row| r.name.starts_with("e2e") && !matches!(r.outcome, Outcome::Skipped(_));
         let second = step == "e2e-1" && rows.iter().any(ran);
-        if options.quick && (second || step == "v2" && options.only.is_empty()) {
+        if options.quick && (second || LONG.contains(&step) && options.only.is_empty()) {
             continue;
         }
         println!("{step}");
@@ -88,6 +91,10 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
                 cgroup_v2(shell, &name)
             }
             "differential" => differential(shell, options, step),
+            "smoke" => {
+                name = "node suite, smoke set".to_owned();
+                smoke(shell)
+            }
             // What needs no containerd of a certain version runs once.
             _ => end_to_end(shell, options, step == "e2e-2", !second, &mut name),
         };
@@ -169,6 +176,22 @@ fn differential(shell: &Shell, options: &Options, step: &str) -> Result<Outcome>
     Ok(match status.code() {
         Some(3) => Outcome::Skipped(rig::tail(&log, 1)),
         _ => verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 40))),
+    })
+}
+
+/// Some specs of Kubernetes' node test suite over all areas (lab/smoke.txt).
+fn smoke(shell: &Shell) -> Result<Outcome> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Outcome::Skipped("needs root, for containers, cgroups and a network bridge".into()));
+    }
+    setup::prepare(shell)?;
+    let (passed, failed) = conformance::smoke_test(shell, setup::rubelet(shell, false)?)?;
+    let counts = Counts { passed, failed: failed.len(), ..Counts::default() };
+    let logs = "the suite's logs: target/conformance/smoke";
+    Ok(if failed.is_empty() {
+        Outcome::Passed(counts)
+    } else {
+        Outcome::Failed(format!("{logs}; {}", failed.join("; ")), counts)
     })
 }
 
