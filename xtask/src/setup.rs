@@ -129,7 +129,8 @@ pub(crate) fn node_suite(shell: &Shell) -> Result<()> {
 pub(crate) fn suite_images(shell: &Shell) -> Result<(Vec<PathBuf>, String)> {
     let dir = rig::lab().join("images/suite");
     let prefix = dir.join("prefix");
-    if !prefix.is_file() {
+    // The last two that are made.
+    if !prefix.is_file() || !dir.join("kitten.tar").is_file() {
         if find_program("mmdebstrap").is_none() {
             let mut command = Command::new(crate::root().join("lab/setup"));
             shell.need("apt packages", command.arg("mmdebstrap"), Duration::from_secs(900))?;
