@@ -17,11 +17,17 @@ use crate::shell::Shell;
 use results::{Comparison, Results, Spec, State};
 use suite::Suite;
 
-/// Specs that cannot run without the images of the outside world, by the beginning of their names: they would wait for them until the time is up.
-const NOT_HERE: [(&str, &str); 1] = [(
-    "[sig-node] ImageGarbageCollect",
-    "it first pulls every image of the suite, one of them by a digest that only its publisher can serve",
-)];
+/// Specs that cannot run on such a machine, by the beginning of their names: they would wait until the time is up, or leave nothing to those after them.
+const NOT_HERE: [(&str, &str); 2] = [
+    (
+        "[sig-node] ImageGarbageCollect",
+        "it first pulls every image of the suite, one of them by a digest that only its publisher can serve",
+    ),
+    (
+        "[sig-node] Restart [Serial] [Slow] [Disruptive] Container Runtime Network",
+        "it kills the container runtime and waits for the system's service manager to start it again",
+    ),
+];
 
 /// What is run when nothing is said: what Kubernetes runs for every change.
 const PARALLEL: &str = "NodeConformance && !Serial && !Slow && !Flaky && !Disruptive";

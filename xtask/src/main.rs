@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `dist`, `containerd`.
 
 mod bench;
 mod checks;
@@ -10,6 +10,7 @@ mod hogs;
 mod joined;
 mod libtest;
 mod node;
+mod package;
 mod probes;
 mod scrapes;
 mod setup;
@@ -84,6 +85,12 @@ enum Task {
     },
     /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
     Conformance(conformance::Options),
+    /// Make what a release consists of into target/dist: program, Debian package, image archive, SBOM, checksums
+    Dist {
+        /// Of this program instead of a release build
+        #[arg(long, value_name = "PROGRAM")]
+        program: Option<PathBuf>,
+    },
     /// Try what strangers can put before rubelet, made up at random (testing/fuzz)
     Fuzz {
         /// Targets; none: all
@@ -110,6 +117,7 @@ fn main() -> ExitCode {
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
+        Task::Dist { program } => dist(&shell, program),
         Task::Bench { fake: true, pods, .. } => fake_bench::run(&shell, &pods),
         Task::Bench { probes: true, .. } => probes::run(&shell),
         Task::Bench { hogs: true, .. } => hogs::run(&shell),
@@ -188,5 +196,16 @@ fn containerd(shell: &Shell, which: u8) -> Result<bool> {
         std::thread::sleep(Duration::from_millis(100));
     }
     stage.close().map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"))?;
+    Ok(true)
+}
+
+fn dist(shell: &Shell, program: Option<PathBuf>) -> Result<bool> {
+    let program = match program {
+        Some(program) => program,
+        None => setup::rubelet(shell, true)?,
+    };
+    for file in package::make(shell, &program)? {
+        println!("{}", file.display());
+    }
     Ok(true)
 }

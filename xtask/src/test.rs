@@ -20,7 +20,8 @@ pub(crate) struct Options {
     #[arg(long)]
     quick: bool,
     /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e, differential (against recordings of the Go
-    /// kubelet), v2 (cgroup v2, in a VM), smoke (specs of Kubernetes' node test suite)
+    /// kubelet), v2 (cgroup v2, in a VM), package
+    /// (Debian's, in a VM with systemd), smoke (specs of Kubernetes' node test suite)
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
     /// Only the tests whose names contain this
@@ -28,9 +29,10 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-const STEPS: [&str; 9] = ["rules", "fmt", "clippy", "unit", "e2e-2", "differential", "e2e-1", "v2", "smoke"];
+const STEPS: [&str; 10] =
+    ["rules", "fmt", "clippy", "unit", "e2e-2", "differential", "e2e-1", "v2", "package", "smoke"];
 /// Steps that take parts which take minutes to build.
-const LONG: [&str; 2] = ["v2", "smoke"];
+const LONG: [&str; 3] = ["v2", "package", "smoke"];
 
 /// How a step ended.
 enum Outcome {
@@ -91,6 +93,10 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
                 cgroup_v2(shell, &name)
             }
             "differential" => differential(shell, options, step),
+            "package" => {
+                name = "Debian package (VM)".to_owned();
+                package(shell, &name)
+            }
             "smoke" => {
                 name = "node suite, smoke set".to_owned();
                 smoke(shell)
@@ -262,20 +268,58 @@ fn cgroup_v2(shell: &Shell, name: &str) -> Result<Outcome> {
     setup::prepare(shell)?;
     let rubelet = setup::rubelet(shell, false)?;
     setup::images(shell)?;
-    let lab = crate::root().join("lab/vm");
-    let last = |what: &str| rig::tail(&shell.log(what), 1).trim().to_owned();
-    let prepared = shell.run("vm-prepare", &mut Command::new(lab.join("vm-prepare")), Duration::from_secs(180));
-    match prepared {
-        Ok(status) if status.success() => {}
-        Ok(_) => return Ok(Outcome::Skipped(format!("no VM: {}", last("vm-prepare")))),
-        Err(e) if e.is::<Interrupted>() => return Err(e),
-        Err(e) => return Ok(Outcome::Skipped(format!("no VM: {e:#}"))),
+    if let Some(why) = no_vm(shell)? {
+        return Ok(Outcome::Skipped(why));
     }
-    let mut check = Command::new(lab.join("check-v2"));
+    let mut check = Command::new(crate::root().join("lab/vm/check-v2"));
     let status = shell.run(name, check.arg(rubelet), Duration::from_secs(600))?;
+    let log = shell.log(name);
     if status.code() == Some(2) {
-        return Ok(Outcome::Skipped(last(name)));
+        return Ok(Outcome::Skipped(rig::tail(&log, 1).trim().to_owned()));
     }
+    Ok(verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 60))))
+}
+
+/// Why there is no User-mode Linux here; None: it is ready.
+fn no_vm(shell: &Shell) -> Result<Option<String>> {
+    let mut prepare = Command::new(crate::root().join("lab/vm/vm-prepare"));
+    match shell.run("vm-prepare", &mut prepare, Duration::from_secs(180)) {
+        Ok(status) if status.success() => Ok(None),
+        Ok(_) => Ok(Some(format!("no VM: {}", rig::tail(&shell.log("vm-prepare"), 1).trim()))),
+        Err(e) if e.is::<Interrupted>() => Err(e),
+        Err(e) => Ok(Some(format!("no VM: {e:#}"))),
+    }
+}
+
+/// The Debian package in a VM with systemd: installed, restarted, upgraded, removed, installed again and purged.
+fn package(shell: &Shell, name: &str) -> Result<Outcome> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Outcome::Skipped("needs root: inside the VM the files keep their owners".into()));
+    }
+    setup::prepare(shell)?;
+    for program in ["dpkg-deb", "strip", "systemctl"] {
+        if rig::find_program(program).is_none() {
+            return Ok(Outcome::Skipped(format!("there is no {program} here")));
+        }
+    }
+    if let Some(why) = no_vm(shell)? {
+        return Ok(Outcome::Skipped(why));
+    }
+    setup::images(shell)?;
+    let stripped = crate::root().join("target/xtask/rubelet");
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(&stripped).arg(setup::rubelet(shell, false)?);
+    shell.need("stripping the program", &mut strip, Duration::from_secs(60))?;
+    let files = crate::package::make(shell, &stripped)?;
+    let deb = files.iter().find(|f| f.extension().is_some_and(|e| e == "deb")).ok_or_else(|| anyhow!("no package"))?;
+    let inside = |path: &std::path::Path| format!("/run/vm/host{}", path.display());
+    let lab = crate::root().join("lab/vm");
+    let mut vm = Command::new(lab.join("uml-run"));
+    vm.env("VM_INIT", "systemd").env("VM_MEM", "3000").env("VM_TIMEOUT", "400");
+    vm.args(["env", "DRV=systemd", &format!("DEB={}", inside(deb))]);
+    vm.arg(format!("IMAGES={}", inside(&rig::lab().join("images/small"))));
+    vm.arg("bash").arg(inside(&lab.join("package-on-v2")));
+    let status = shell.run(name, &mut vm, Duration::from_secs(450))?;
     let log = shell.log(name);
     Ok(verdict(status.success(), &format!("{status}; the end of {}:\n{}", log.display(), rig::tail(&log, 60))))
 }
