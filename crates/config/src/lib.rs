@@ -12,6 +12,8 @@ mod labels;
 pub mod load;
 pub mod nested;
 mod problem;
+#[cfg(test)]
+mod reference;
 pub mod support;
 mod tree;
 mod types;

@@ -268,7 +268,7 @@ config_struct! {
         enable_profiling_handler: bool = ptr "enableProfilingHandler" true;
         /// Serve /debug/flags/v.
         enable_debug_flags_handler: bool = ptr "enableDebugFlagsHandler" true;
-        /// RuntimeDefault as seccomp profile where a pod names none (see also [`crate::Flags::seccomp_default`]).
+        /// RuntimeDefault as seccomp profile where a pod names none (the flag `--seccomp-default` asks for it too).
         seccomp_default: bool = ptr "seccompDefault" false;
         /// Factor of memory.high under gate MemoryQoS, above 0 up to 1.
         memory_throttling_factor: Option<f64> = opt "memoryThrottlingFactor" Some(0.9);
