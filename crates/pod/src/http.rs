@@ -195,23 +195,10 @@ impl Get<'_> {
     /// # Errors
     /// Tells a request that cannot be sent from one that nobody answered.
     pub async fn send(&self) -> Result<GetAnswer, GetError> {
-        let authority = self.authority();
-        let mut builder = http::Request::get(self.path());
-        for (name, value) in [("Host", authority.as_str()), ("User-Agent", self.agent), ("Accept", "*/*")] {
-            if !self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
-                builder = builder.header(name, value);
-            }
-        }
-        for (name, value) in self.headers.iter().filter(|(_, value)| !value.is_empty()) {
-            builder = builder.header(*name, *value);
-        }
-        let request = builder
-            .header("Connection", "close")
-            .body(Empty::<Bytes>::new())
-            .map_err(|e| GetError::Invalid(format!("request for {} is invalid: {e}", self.url())))?;
+        let request = self.request()?;
         let stream = tokio::net::TcpStream::connect((self.host, self.port))
             .await
-            .map_err(|e| self.failed(&dial_error(&authority, &e)))?;
+            .map_err(|e| self.failed(&dial_error(&self.authority(), &e)))?;
         let config = match self.tls {
             Tls::Off => return self.exchange(stream, request).await,
             Tls::Unverified => unverified(),
@@ -227,6 +214,33 @@ impl Get<'_> {
             self.failed(&e)
         })?;
         self.exchange(stream, request).await
+    }
+
+    /// As [`Self::send`], over a connection that stands.
+    pub(crate) async fn over(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<GetAnswer, GetError> {
+        self.exchange(stream, self.request()?).await
+    }
+
+    /// Whether a `Location` seen from this request stays on its host.
+    pub(crate) fn stays(&self, location: &str) -> bool {
+        matches!(self.resolve(location), Ok(Some(_)))
+    }
+
+    fn request(&self) -> Result<http::Request<Empty<Bytes>>, GetError> {
+        let authority = self.authority();
+        let mut builder = http::Request::get(self.path());
+        for (name, value) in [("Host", authority.as_str()), ("User-Agent", self.agent), ("Accept", "*/*")] {
+            if !self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
+                builder = builder.header(name, value);
+            }
+        }
+        for (name, value) in self.headers.iter().filter(|(_, value)| !value.is_empty()) {
+            builder = builder.header(*name, *value);
+        }
+        builder
+            .header("Connection", "close")
+            .body(Empty::<Bytes>::new())
+            .map_err(|e| GetError::Invalid(format!("request for {} is invalid: {e}", self.url())))
     }
 
     fn failed(&self, why: &dyn fmt::Display) -> GetError {
