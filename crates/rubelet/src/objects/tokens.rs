@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cluster::calls::AuthApi;
 use cluster::reflect::Collection;
@@ -26,6 +27,8 @@ const SPREAD: f64 = 10.0;
 const RETRY: SignedDuration = SignedDuration::from_secs(30);
 /// How long it is taken for granted that an account is still the same object.
 const SAME: SignedDuration = SignedDuration::from_mins(5);
+/// For the answer about an account.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// The same for a server that does not let a node read accounts.
 const REFUSED: SignedDuration = SignedDuration::from_hours(1);
 
@@ -114,15 +117,17 @@ impl Tokens {
             Some(known) if known.look <= now => known.look = now.saturating_add(RETRY).unwrap_or(now),
             _ => return,
         }
-        match self.accounts.get(Some(&key.namespace), &key.account, false).await {
-            Ok(found) => self.seen(&key.namespace, &key.account, found.metadata.uid.as_deref()),
-            Err(e) if e.kind == ErrorKind::Forbidden => {
+        let asked = self.accounts.get(Some(&key.namespace), &key.account, false);
+        // The pod's volumes wait for this, and what they have is most likely right.
+        match tokio::time::timeout(PATIENCE, asked).await {
+            Ok(Ok(found)) => self.seen(&key.namespace, &key.account, found.metadata.uid.as_deref()),
+            Ok(Err(e)) if e.kind == ErrorKind::Forbidden => {
                 if let Some(known) = self.state().accounts.get_mut(&of) {
                     known.look = now.saturating_add(REFUSED).unwrap_or(now);
                 }
             }
             // Away, or gone: nothing better than the old token is to be had; asked again soon.
-            Err(_) => {}
+            _ => {}
         }
     }
 
