@@ -60,9 +60,15 @@ fn init_containers_run_again_with_a_new_sandbox_only() {
     assert_eq!(condition(&meanwhile, "Initialized"), "False");
     let again = node.wait_pod("it runs anew", "ordered", |p| runs(p, "c") && id(p, "c") != id(&first, "c"));
     assert_ne!(again["status"]["podIP"], Value::Null);
-    assert_eq!(restarts(&again, "c"), 1);
-    wait_until("the app has begun again", seconds(20), || (share.lines("seen").len() >= 2 * once.len()).then_some(()));
-    assert_eq!(share.lines("seen"), [once, once].concat());
+    assert!(restarts(&again, "c") >= 1);
+    // The runtime ends containers before it calls their sandbox stopped: the app may have begun once more in between.
+    let anew = || {
+        let seen = share.lines("seen").split_off(once.len());
+        let early = usize::from(seen.first().is_some_and(|line| line == "app"));
+        seen[early..].to_vec()
+    };
+    wait_until("the app has begun again", seconds(20), || (anew().len() >= once.len()).then_some(()));
+    assert_eq!(anew(), once);
 }
 
 #[test]
