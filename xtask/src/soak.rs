@@ -194,6 +194,9 @@ impl Soak<'_> {
                     leaks.push(format!("{} {what}", after - before));
                 }
             }
+            let (_, node) = self.parts();
+            let log = fs::read(&node.log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+            leaks.extend(log.lines().filter(|l| l.contains("panicked at")).map(|l| format!("a task: {l}")));
             leaks.extend(now.1.difference(paths).map(|p| format!("{}", p.display())));
             println!("{pods} pods came and went in {rounds} rounds of faults; {} leaks", leaks.len());
             return Ok(leaks);
