@@ -177,6 +177,17 @@ impl Get<'_> {
             let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
             return Ok(same.then_some(Next { tls, port, path, absolute: true }));
         }
+        if let Some((scheme, _)) = location.split(['/', '?']).next().unwrap_or_default().split_once(':') {
+            // No path of this host: what stands before a colon is a scheme, or nothing that can be read (RFC 3986, 4.2).
+            let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+                && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+            return Err(self.failed(&match is_scheme {
+                true => format!("unsupported protocol scheme {:?}", scheme.to_ascii_lowercase()),
+                false => format!(
+                    "failed to parse Location header {location:?}: parse {location:?}: first path segment in URL cannot contain colon"
+                ),
+            }));
+        }
         let own = self.path();
         let own = own.split('?').next().unwrap_or_default();
         let path = if location.starts_with('/') {
@@ -403,6 +414,14 @@ mod tests {
             ("/a", "https://10.1.2.3:1?q", "s:1/?q"),
             ("/a", "//10.1.2.3:9/x", "p:9/x"),
             ("/a", "http://example.com/x", "elsewhere"),
+            ("/a", "./b:c", "p:8080/b:c"),
+            ("/a", "b?c:d", "p:8080/b?c:d"),
+            (
+                "/a",
+                "http~://example.com/x",
+                "Get \"http://10.1.2.3:8080/a\": failed to parse Location header \"http~://example.com/x\": parse \"http~://example.com/x\": first path segment in URL cannot contain colon",
+            ),
+            ("/a", "mailto:x", "Get \"http://10.1.2.3:8080/a\": unsupported protocol scheme \"mailto\""),
             ("/a", "ftp://10.1.2.3/x", "Get \"http://10.1.2.3:8080/a\": unsupported protocol scheme \"ftp\""),
         ] {
             assert_eq!(go(path, location), expected, "{path} {location}");
