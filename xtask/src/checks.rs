@@ -59,6 +59,10 @@ pub(crate) fn run(shell: &Shell) -> Result<bool> {
             }
         }
     }
+    for wrong in crate::named_tests::check(crate::root()).into_iter().chain(crate::dependencies::check()?) {
+        fine = false;
+        println!("error: {wrong}");
+    }
     Ok(fine)
 }
 
@@ -75,10 +79,25 @@ fn check(name: &str, text: &str) -> Vec<Finding> {
         if !name.starts_with("crates/host/") {
             // The compiler denies the code itself; this is the way around it.
             let allow = ["allow", "(unsafe_code)"].concat();
-            if text.contains(&allow) {
+            let word = ["un", "safe"].concat();
+            let stands = |line: &str| {
+                let code = line.split("//").next().unwrap_or_default();
+                code.match_indices(&word).any(|(at, _)| {
+                    let name = code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+                    let rest = &code[at + word.len()..];
+                    !name && [" {", " fn ", " impl ", " extern "].iter().any(|what| rest.starts_with(what))
+                })
+            };
+            if text.contains(&allow) || text.contains(&allow.replace("allow", "expect")) || text.lines().any(stands) {
                 found.push(Finding::Error("`unsafe` may stand only in crates/host".into()));
             }
         }
+    }
+    if Path::new(name).file_name().is_some_and(|f| f == "Cargo.toml")
+        && text.contains("[package]")
+        && !text.contains("[lints]\nworkspace = true")
+    {
+        found.push(Finding::Error("without `[lints] workspace = true` the compiler denies nothing here".into()));
     }
     if matches!(name, "crates/decide/Cargo.toml" | "crates/manifest/Cargo.toml" | "crates/model/Cargo.toml")
         && text.lines().any(|l| l.trim_start().starts_with("tokio"))
@@ -108,6 +127,14 @@ mod tests {
         let unsafe_ok = format!("//! A.\n#![{}]\n", ["allow", "(unsafe_code)"].concat());
         assert!(error("crates/pod/src/a.rs", &unsafe_ok));
         assert!(!error("crates/host/src/a.rs", &unsafe_ok));
+        let block = format!("//! A.\nfn a() {{ {} {{ }} }}\n", ["un", "safe"].concat());
+        assert!(error("crates/pod/src/a.rs", &block) && !error("crates/host/src/a.rs", &block));
+        assert!(!error(
+            "crates/pod/src/a.rs",
+            "//! A.\n// It is unsafe { } in a way.\nfn a() { for a in not_unsafe { } }\n"
+        ));
+        assert!(error("crates/pod/Cargo.toml", "[package]\nname = \"pod\"\n"));
+        assert!(!error("crates/pod/Cargo.toml", "[package]\nname = \"pod\"\n\n[lints]\nworkspace = true\n"));
         assert!(error("crates/decide/Cargo.toml", "[dependencies]\ntokio.workspace = true\n"));
         assert!(!error("crates/pod/Cargo.toml", "[dependencies]\ntokio.workspace = true\n"));
         let host = format!("see https://{}/x\n", REGISTRIES[0].concat());

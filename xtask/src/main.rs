@@ -1,20 +1,24 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `dist`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `fuzz`, `soak`, `dist`,
+//! `containerd`.
 
 mod bench;
 mod checks;
 mod cluster;
 mod conformance;
 mod demo;
+mod dependencies;
 mod fake_bench;
 mod hogs;
 mod joined;
 mod libtest;
+mod named_tests;
 mod node;
 mod package;
 mod probes;
 mod scrapes;
 mod setup;
 mod shell;
+mod soak;
 mod test;
 
 use std::path::{Path, PathBuf};
@@ -102,6 +106,8 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Fifty pods that come and go under faults on a node of a control plane; at the end nothing may have leaked
+    Soak(soak::Arguments),
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
         /// 2: the reference build (lab/build-reference containerd); 1: the system's package
@@ -128,6 +134,7 @@ fn main() -> ExitCode {
         Task::Bench { quick, .. } => bench::run(&shell, quick),
         Task::Conformance(options) => conformance::run(&shell, &options),
         Task::Fuzz { targets, seconds, seed } => fuzz(&targets, seconds, seed),
+        Task::Soak(arguments) => soak::run(&shell, &arguments),
         Task::Containerd { which } => containerd(&shell, which),
     });
     match result {

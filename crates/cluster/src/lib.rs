@@ -17,6 +17,7 @@ pub mod credentials;
 pub mod error;
 pub mod events;
 pub mod exec;
+pub mod fuzz;
 pub mod kubeconfig;
 pub mod limit;
 pub mod object_cache;

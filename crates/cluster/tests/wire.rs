@@ -188,6 +188,27 @@ async fn a_wrong_clock_is_named_when_credentials_are_refused() {
     assert!(client.clock_skew().as_hours() < -24 * 365);
 }
 
+/// A redirect is an answer that cannot be used: neither is it followed, nor does anybody else get the token.
+#[tokio::test]
+async fn no_redirect_is_followed() {
+    let server = Server::start().await;
+    // One that the client would trust.
+    let pem = server.ca.issue("other", &["127.0.0.1"], (2020, 2100));
+    let other = Server::start_with(server.ca.clone(), &pem, true).await;
+    server.put(&at("a"), pod("a"));
+    other.put(&at("a"), pod("a"));
+    let auth = Auth { token: Some(Token::Inline("secret".into())), ..Auth::default() };
+    let client = Client::new(config(server.address, &server.ca.pem, auth), options()).unwrap();
+    for status in [301, 302, 303, 307, 308] {
+        let place = ("location", format!("https://{}{}", other.address, at("a")));
+        server.fault("/pods/a", What::Answer(status, vec![place], String::new()));
+        client.get_pod("ns", "a").await.unwrap_err();
+    }
+    assert_eq!(server.seen().len(), 5, "{:?}", server.seen());
+    assert!(other.seen().is_empty(), "{:?}", other.seen());
+    client.get_pod("ns", "a").await.unwrap();
+}
+
 #[tokio::test]
 async fn retry_after_is_honoured_and_bounded_by_the_deadline() {
     let server = Server::start().await;

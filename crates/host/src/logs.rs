@@ -10,10 +10,12 @@ pub mod tree;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use jiff::civil::DateTime;
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use crate::error::{Attempt, Result, found};
 
@@ -73,8 +75,7 @@ pub fn prepare_rotation(log: &Path, max_files: usize) -> Result<()> {
 
 /// Replaces a rotated log by its gzip, of the same mode.
 fn compress(log: &Path) -> Result<()> {
-    let no_link = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or_default();
-    let mut source = std::fs::OpenOptions::new().read(true).custom_flags(no_link).open(log).on("open", log)?;
+    let mut source = open_regular(log).on("open", log)?;
     let mode = source.metadata().on("stat", log)?.permissions().mode();
     let temporary = with_suffix(log, TEMPORARY);
     let written = (|| {
@@ -243,12 +244,24 @@ pub fn tail_offset(file: &mut (impl Read + Seek), lines: u64) -> io::Result<u64>
     Ok(0)
 }
 
-/// The last `bytes` bytes of a file; None when it is not there.
+/// Opens a regular file to read it.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let held = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+    if !FileType::from_raw_mode(rustix::fs::fstat(&held)?.st_mode).is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    // The descriptor gives no bytes; this opens the very same file.
+    File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))
+}
+
+/// The last `bytes` bytes of a regular file; None when it is not there. A pod may have put anything in its place: a pipe or a device, which
+/// would hold the reader up, and a link, which would show a file of the host, are refused.
 ///
 /// # Errors
-/// It cannot be read.
+/// It is no regular file, or cannot be read.
 pub fn tail_bytes(path: &Path, bytes: u64) -> Result<Option<Vec<u8>>> {
-    let Some(mut file) = found(File::open(path)).on("open", path)? else { return Ok(None) };
+    let Some(mut file) = found(open_regular(path)).on("open", path)? else { return Ok(None) };
     let read = || -> io::Result<Vec<u8>> {
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(bytes)))?;
@@ -257,38 +270,6 @@ pub fn tail_bytes(path: &Path, bytes: u64) -> Result<Option<Vec<u8>>> {
         Ok(tail)
     };
     read().on("read", path).map(Some)
-}
-
-/// What the container wrote last, of its log in CRI form (`TIME STREAM TAGS CONTENT`): the content of the last `lines` lines, at most
-/// the last `bytes` bytes of it (terminationMessagePolicy FallbackToLogsOnError: 80 lines, 2048 bytes). None when there is no log.
-///
-/// # Errors
-/// It cannot be read.
-pub fn last_output(log: &Path, lines: u64, bytes: usize) -> Result<Option<Vec<u8>>> {
-    let Some(mut file) = found(File::open(log)).on("open", log)? else { return Ok(None) };
-    let mut read = || -> io::Result<Vec<u8>> {
-        let offset = tail_offset(&mut file, lines)?;
-        file.seek(SeekFrom::Start(offset))?;
-        let mut raw = Vec::new();
-        file.read_to_end(&mut raw)?;
-        Ok(raw)
-    };
-    let raw = read().on("read", log)?;
-    let mut output = Vec::new();
-    for line in raw.split_inclusive(|b| *b == b'\n') {
-        let mut fields = line.splitn(4, |b| *b == b' ');
-        let (Some(_), Some(_), Some(tags), Some(content)) =
-            (fields.next(), fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        // A partial line goes on in the next one.
-        let partial = tags.split(|b| *b == b':').next() == Some(b"P");
-        let content = if partial { content.strip_suffix(b"\n").unwrap_or(content) } else { content };
-        output.extend_from_slice(content);
-    }
-    output.drain(..output.len().saturating_sub(bytes));
-    Ok(Some(output))
 }
 
 /// The directories of pods below the pod log directory (`NAMESPACE_NAME_UID`), with the UID of each; others are left out.
@@ -461,21 +442,24 @@ mod tests {
     }
 
     #[test]
-    fn the_last_output() {
+    fn the_end_of_a_file_and_of_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
-        let log = put(
-            dir.path(),
-            "0.log",
-            "2026-11-29T01:02:03.1Z stdout F one\n2026-11-29T01:02:03.2Z stderr P tw\n\
-             2026-11-29T01:02:03.3Z stderr F o\n2026-11-29T01:02:03.4Z stdout F  three\n",
-        );
-        let last = |lines, bytes| String::from_utf8(last_output(&log, lines, bytes).unwrap().unwrap()).unwrap();
-        assert_eq!(last(80, 2048), "one\ntwo\n three\n");
-        assert_eq!(last(3, 2048), "two\n three\n");
-        assert_eq!(last(80, 5), "hree\n");
-        assert_eq!(last_output(&dir.path().join("1.log"), 80, 2048).unwrap(), None);
+        let log = put(dir.path(), "0.log", "one\nthree\n");
         assert_eq!(tail_bytes(&log, 4).unwrap().unwrap(), b"ree\n");
         assert_eq!(tail_bytes(&log, 4096).unwrap().unwrap().len(), get(&log).len());
+        assert_eq!(tail_bytes(&dir.path().join("1.log"), 80).unwrap(), None);
+        let secret = put(dir.path(), "secret", "host");
+        let at = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink(&secret, at("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
+        // Nobody writes into it: a reader that opens it waits for ever.
+        rustix::fs::mknodat(CWD, at("pipe"), FileType::Fifo, Mode::from(0o666), 0).unwrap();
+        std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        for other in ["link", "device", "pipe", "socket", "directory"] {
+            let e = tail_bytes(&at(other), 4096).unwrap_err();
+            assert!(format!("{e:?}").contains("not a regular file"), "{other}: {e:?}");
+        }
     }
 
     proptest! {

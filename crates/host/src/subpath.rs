@@ -101,16 +101,27 @@ pub fn prepare_subpath(proc_root: &Path, subpath: &Subpath<'_>) -> std::result::
 
 /// Resolves `path`, refuses it when it is not in the volume, and opens it without following links.
 fn open_inside(volume: &Path, path: &Path) -> Result<OwnedFd> {
+    let (volume, inside) = resolve(volume, path)?;
+    open_resolved(&volume, &inside)
+}
+
+/// Where `path` leads: the volume, and the path in it.
+fn resolve(volume: &Path, path: &Path) -> Result<(PathBuf, PathBuf)> {
     let volume = std::fs::canonicalize(volume).attempt(|| format!("error resolving symlinks in {volume:?}"))?;
     let real = std::fs::canonicalize(path).attempt(|| format!("error resolving symlinks in {path:?}"))?;
-    let Ok(inside) = real.strip_prefix(&volume) else {
-        return Err(Failed::other(
+    match real.strip_prefix(&volume) {
+        Ok(inside) => Ok((volume.clone(), inside.to_owned())),
+        Err(_) => Err(Failed::other(
             format!("open subpath {path:?}"),
             format!("subpath {real:?} not within volume path {volume:?}"),
-        ));
-    };
-    let root = safe_path::open_root(&volume).on("open", &volume)?;
-    safe_path::open_beneath(root, inside).attempt(|| format!("error opening subpath {}", real.display()))
+        )),
+    }
+}
+
+/// Opens what was resolved: a link that was put there since is refused.
+fn open_resolved(volume: &Path, inside: &Path) -> Result<OwnedFd> {
+    let root = safe_path::open_root(volume).on("open", volume)?;
+    safe_path::open_beneath(root, inside).attempt(|| format!("error opening subpath {}", volume.join(inside).display()))
 }
 
 /// Makes what is missing of the path, from the deepest part that is there.
@@ -365,6 +376,27 @@ mod tests {
         pod.prepare("dir", 0).unwrap();
         assert!(target.is_dir());
         pod.clean();
+    }
+
+    /// The moment that the loop below may or may not meet.
+    #[test]
+    fn a_link_put_there_after_the_look_is_refused() {
+        let pod = Pod::new();
+        let volume = pod.volume();
+        put(&volume, "dir/deep/file", "inside");
+        for (path, swapped) in [("dir/deep/file", "dir"), ("dir/deep", "dir/deep"), ("dir/deep/file", "dir/deep/file")]
+        {
+            let (root, inside) = resolve(&volume, &volume.join(path)).unwrap();
+            open_resolved(&root, &inside).unwrap();
+            let (there, aside) = (volume.join(swapped), volume.join("aside"));
+            std::fs::rename(&there, &aside).unwrap();
+            for target in [pod.dir.path().join("host"), aside.clone()] {
+                symlink(target, &there).unwrap();
+                open_resolved(&root, &inside).unwrap_err();
+                std::fs::remove_file(&there).unwrap();
+            }
+            std::fs::rename(&aside, &there).unwrap();
+        }
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub enum ManifestError {
     /// The pod uses what only API pods may, with the gate against references off.
     #[error("static pods may not use {0}")]
     Forbidden(&'static str),
+    /// A name, or the UID that the manifest gives, would lead out of the pod's directory.
+    #[error("invalid pod: {0}")]
+    Name(model::pod::BadPod),
 }
 
 fn join(errors: &[FieldError]) -> String {

@@ -58,8 +58,7 @@ fn one(
     let notes = pod.metadata.annotations.get_or_insert_default();
     notes.insert(CONFIG_SOURCE.into(), source.as_str().into());
     notes.insert(CONFIG_SEEN.into(), seen.to_string());
-    // What a complete pod needs was set above.
-    DesiredPod::new(pod, source).map_err(|_| ManifestError::NoName)
+    DesiredPod::new(pod, source).map_err(ManifestError::Name)
 }
 
 /// UID and the changes that tie the pod to this node.

@@ -107,6 +107,10 @@ fn an_own_uid_stays() {
     let pod = pods(text, &file("u.yaml")).remove(0).unwrap();
     assert_eq!(pod.uid().as_str(), "own");
     assert_eq!(pod.annotation("kubernetes.io/config.hash"), Some("own"));
+    // Directories are named after it.
+    let text = String::from_utf8_lossy(text).replace("own", "../../../etc");
+    let refused = pods(text.as_bytes(), &file("u.yaml")).remove(0).unwrap_err().to_string();
+    assert_eq!(refused, "invalid pod: metadata.uid: \"../../../etc\" cannot be part of a path");
 }
 
 #[test]

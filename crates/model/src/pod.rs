@@ -93,8 +93,25 @@ pub enum RestartPolicy {
 
 /// A pod object lacks what every pod must have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("pod has no {0}")]
-pub struct MissingField(pub &'static str);
+pub enum BadPod {
+    /// This field is missing.
+    #[error("pod has no {0}")]
+    Missing(&'static str),
+    /// A name that directories and files are named after would lead elsewhere.
+    #[error("{field}: {value:?} cannot be part of a path")]
+    Name {
+        /// Whose name.
+        field: &'static str,
+        /// The name.
+        value: String,
+    },
+}
+
+/// A name that is one step of a path, and no more. The API server sees to that; nothing on the node relies on it.
+fn step(field: &'static str, value: &str) -> Result<(), BadPod> {
+    let fine = value.len() <= 255 && value != "." && value != ".." && !value.contains(['/', '\0']);
+    if fine { Ok(()) } else { Err(BadPod::Name { field, value: value.chars().take(255).collect() }) }
+}
 
 /// A pod that should run on this node: held once, shared by reference count, and read through accessors so that the
 /// representation can change without touching its readers. Equality of content is [`DesiredPod::same_intent`].
@@ -141,22 +158,31 @@ impl DesiredPod {
     /// Takes over a pod object that is complete: defaulted, with name, namespace, UID and spec.
     ///
     /// # Errors
-    /// Names the field that is missing.
-    pub fn new(mut pod: Pod, source: PodSource) -> Result<Self, MissingField> {
+    /// Names the field that is missing, or the name that directories cannot be named after.
+    pub fn new(mut pod: Pod, source: PodSource) -> Result<Self, BadPod> {
         pod.metadata.managed_fields = None;
         let filled = |s: &Option<String>| s.as_deref().is_some_and(|s| !s.is_empty());
         if !filled(&pod.metadata.name) {
-            return Err(MissingField("metadata.name"));
+            return Err(BadPod::Missing("metadata.name"));
         }
         if !filled(&pod.metadata.namespace) {
-            return Err(MissingField("metadata.namespace"));
+            return Err(BadPod::Missing("metadata.namespace"));
         }
         let uid = match &pod.metadata.uid {
             Some(uid) if !uid.is_empty() => PodUid::new(uid.as_str()),
-            _ => return Err(MissingField("metadata.uid")),
+            _ => return Err(BadPod::Missing("metadata.uid")),
         };
-        let spec = pod.spec.take().ok_or(MissingField("spec"))?;
-        let ephemeral = spec.ephemeral_containers.iter().flatten().map(common).collect();
+        let spec = pod.spec.take().ok_or(BadPod::Missing("spec"))?;
+        let ephemeral: Vec<Container> = spec.ephemeral_containers.iter().flatten().map(common).collect();
+        step("metadata.uid", uid.as_str())?;
+        step("metadata.name", pod.metadata.name.as_deref().unwrap_or_default())?;
+        step("metadata.namespace", pod.metadata.namespace.as_deref().unwrap_or_default())?;
+        for container in spec.init_containers.iter().flatten().chain(&spec.containers).chain(&ephemeral) {
+            step("container name", &container.name)?;
+        }
+        for volume in spec.volumes.iter().flatten() {
+            step("volume name", &volume.name)?;
+        }
         let spec = Arc::new(Spec { spec, ephemeral });
         Ok(Self(Arc::new(Inner { uid, source, pod, spec, resize: ResizeState::default() })))
     }
@@ -392,5 +418,40 @@ fn common(c: &EphemeralContainer) -> Container {
         volume_devices: c.volume_devices.clone(),
         volume_mounts: c.volume_mounts.clone(),
         working_dir: c.working_dir.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_leads_out_of_its_directory() {
+        let made = |change: fn(&mut Pod, String), value: &str| {
+            let mut pod: Pod = serde_json::from_str(
+                r#"{"metadata":{"name":"n","namespace":"ns","uid":"u"},"spec":{"containers":[{"name":"c"}],
+                    "initContainers":[{"name":"i"}],"ephemeralContainers":[{"name":"e"}],"volumes":[{"name":"v"}]}}"#,
+            )
+            .unwrap();
+            change(&mut pod, value.to_owned());
+            DesiredPod::new(pod, PodSource::File)
+        };
+        let places: [fn(&mut Pod, String); 7] = [
+            |p, v| p.metadata.uid = Some(v),
+            |p, v| p.metadata.name = Some(v),
+            |p, v| p.metadata.namespace = Some(v),
+            |p, v| p.spec.as_mut().unwrap().containers[0].name = v,
+            |p, v| p.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].name = v,
+            |p, v| p.spec.as_mut().unwrap().ephemeral_containers.as_mut().unwrap()[0].name = v,
+            |p, v| p.spec.as_mut().unwrap().volumes.as_mut().unwrap()[0].name = v,
+        ];
+        for (at, place) in places.into_iter().enumerate() {
+            for fine in ["a", "0d9f1c2e-aaaa", "..a", "a..b"] {
+                assert!(made(place, fine).is_ok(), "{at} {fine}");
+            }
+            for bad in [".", "..", "/", "../x", "a/b", "/etc", "a\0b", &"a".repeat(256)] {
+                assert!(matches!(made(place, bad), Err(BadPod::Name { .. })), "{at} {bad:?}");
+            }
+        }
     }
 }

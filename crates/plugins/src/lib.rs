@@ -12,6 +12,7 @@ mod callers;
 pub mod csi;
 pub mod devices;
 pub mod dra;
+pub mod fuzz;
 pub mod pod_resources;
 pub mod registration;
 pub mod volumes;

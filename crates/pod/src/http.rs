@@ -177,6 +177,17 @@ impl Get<'_> {
             let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
             return Ok(same.then_some(Next { tls, port, path, absolute: true }));
         }
+        if let Some((scheme, _)) = location.split(['/', '?']).next().unwrap_or_default().split_once(':') {
+            // No path of this host: what stands before a colon is a scheme, or nothing that can be read (RFC 3986, 4.2).
+            let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+                && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+            return Err(self.failed(&match is_scheme {
+                true => format!("unsupported protocol scheme {:?}", scheme.to_ascii_lowercase()),
+                false => format!(
+                    "failed to parse Location header {location:?}: parse {location:?}: first path segment in URL cannot contain colon"
+                ),
+            }));
+        }
         let own = self.path();
         let own = own.split('?').next().unwrap_or_default();
         let path = if location.starts_with('/') {
@@ -195,23 +206,10 @@ impl Get<'_> {
     /// # Errors
     /// Tells a request that cannot be sent from one that nobody answered.
     pub async fn send(&self) -> Result<GetAnswer, GetError> {
-        let authority = self.authority();
-        let mut builder = http::Request::get(self.path());
-        for (name, value) in [("Host", authority.as_str()), ("User-Agent", self.agent), ("Accept", "*/*")] {
-            if !self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
-                builder = builder.header(name, value);
-            }
-        }
-        for (name, value) in self.headers.iter().filter(|(_, value)| !value.is_empty()) {
-            builder = builder.header(*name, *value);
-        }
-        let request = builder
-            .header("Connection", "close")
-            .body(Empty::<Bytes>::new())
-            .map_err(|e| GetError::Invalid(format!("request for {} is invalid: {e}", self.url())))?;
+        let request = self.request()?;
         let stream = tokio::net::TcpStream::connect((self.host, self.port))
             .await
-            .map_err(|e| self.failed(&dial_error(&authority, &e)))?;
+            .map_err(|e| self.failed(&dial_error(&self.authority(), &e)))?;
         let config = match self.tls {
             Tls::Off => return self.exchange(stream, request).await,
             Tls::Unverified => unverified(),
@@ -227,6 +225,33 @@ impl Get<'_> {
             self.failed(&e)
         })?;
         self.exchange(stream, request).await
+    }
+
+    /// As [`Self::send`], over a connection that stands.
+    pub(crate) async fn over(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<GetAnswer, GetError> {
+        self.exchange(stream, self.request()?).await
+    }
+
+    /// Whether a `Location` seen from this request stays on its host.
+    pub(crate) fn stays(&self, location: &str) -> bool {
+        matches!(self.resolve(location), Ok(Some(_)))
+    }
+
+    fn request(&self) -> Result<http::Request<Empty<Bytes>>, GetError> {
+        let authority = self.authority();
+        let mut builder = http::Request::get(self.path());
+        for (name, value) in [("Host", authority.as_str()), ("User-Agent", self.agent), ("Accept", "*/*")] {
+            if !self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
+                builder = builder.header(name, value);
+            }
+        }
+        for (name, value) in self.headers.iter().filter(|(_, value)| !value.is_empty()) {
+            builder = builder.header(*name, *value);
+        }
+        builder
+            .header("Connection", "close")
+            .body(Empty::<Bytes>::new())
+            .map_err(|e| GetError::Invalid(format!("request for {} is invalid: {e}", self.url())))
     }
 
     fn failed(&self, why: &dyn fmt::Display) -> GetError {
@@ -389,6 +414,14 @@ mod tests {
             ("/a", "https://10.1.2.3:1?q", "s:1/?q"),
             ("/a", "//10.1.2.3:9/x", "p:9/x"),
             ("/a", "http://example.com/x", "elsewhere"),
+            ("/a", "./b:c", "p:8080/b:c"),
+            ("/a", "b?c:d", "p:8080/b?c:d"),
+            (
+                "/a",
+                "http~://example.com/x",
+                "Get \"http://10.1.2.3:8080/a\": failed to parse Location header \"http~://example.com/x\": parse \"http~://example.com/x\": first path segment in URL cannot contain colon",
+            ),
+            ("/a", "mailto:x", "Get \"http://10.1.2.3:8080/a\": unsupported protocol scheme \"mailto\""),
             ("/a", "ftp://10.1.2.3/x", "Get \"http://10.1.2.3:8080/a\": unsupported protocol scheme \"ftp\""),
         ] {
             assert_eq!(go(path, location), expected, "{path} {location}");

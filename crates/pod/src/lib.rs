@@ -8,6 +8,7 @@ pub mod dead;
 pub mod desired;
 pub mod ends;
 pub mod events;
+pub mod fuzz;
 pub mod http;
 pub mod images;
 pub mod logs;

@@ -254,10 +254,7 @@ impl PodHost for NodeHost {
             if let Some(hosts) = &files.hosts {
                 let file = pod_dir.join("etc-hosts");
                 // Containers have this very file mounted: it is rewritten in place, not replaced.
-                if std::fs::read(&file).ok().as_ref() != Some(hosts) {
-                    fsx::ensure_file(&file, 0o644)?;
-                    std::fs::write(&file, hosts)?;
-                }
+                fsx::write_in_place(&file, hosts, 0o644)?;
                 paths.hosts_file = Some(file);
             }
             // Last, since each try makes a new one.

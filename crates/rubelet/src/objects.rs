@@ -155,7 +155,7 @@ impl ClusterObjects {
                 waker(|i| &i.config_maps),
             ),
             secrets: ObjectCache::telling(sources.secrets.clone(), strategy, unit.clone(), waker(|i| &i.secrets)),
-            tokens: Tokens::new(sources.auth.clone(), unit.clone(), wall),
+            tokens: Tokens::new(sources.auth.clone(), sources.accounts.clone(), unit.clone(), wall),
             sources,
             index,
             services,
@@ -372,7 +372,9 @@ impl PodObjects for ClusterObjects {
     }
 
     async fn service_account(&self, namespace: &str, name: &str) -> ObjectResult<ServiceAccount> {
-        self.sources.accounts.get(Some(namespace), name, true).await.map_err(|e| failed(&e))
+        let account = self.sources.accounts.get(Some(namespace), name, true).await.map_err(|e| failed(&e))?;
+        self.tokens.seen(namespace, name, account.metadata.uid.as_deref());
+        Ok(account)
     }
 
     async fn trust_anchors(&self, bundles: &TrustBundles, optional: bool) -> ObjectResult<Vec<u8>> {

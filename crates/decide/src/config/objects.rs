@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use model::api::{ConfigMap, KeyToPath, Secret};
 use model::pod::{ContainerEntry, DesiredPod};
 
@@ -152,10 +154,30 @@ pub fn token_mode(pod: &DesiredPod, default_mode: i32) -> u32 {
     if has_group || file_user(pod).is_some() { 0o600 } else { default_mode as u32 }
 }
 
+/// The UID of the ServiceAccount that a token is for, as its claims say. They are not verified: the token came from the API server.
+pub fn account_uid(token: &str) -> Option<String> {
+    let claims = token.split('.').nth(1)?;
+    let claims: serde_json::Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
+    claims.pointer("/kubernetes.io/serviceaccount/uid")?.as_str().map(str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::pod;
+
+    #[test]
+    fn the_account_of_a_token() {
+        let token = |claims: &str| format!("x.{}.y", URL_SAFE_NO_PAD.encode(claims));
+        let of = |claims: &str| account_uid(&token(claims));
+        assert_eq!(of(r#"{"kubernetes.io":{"serviceaccount":{"name":"sa","uid":"u1"}}}"#), Some("u1".to_owned()));
+        for other in ["{}", "[]", "no", r#"{"kubernetes.io":{"serviceaccount":{"uid":7}}}"#] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        for other in ["", "opaque", "a.!!.c"] {
+            assert_eq!(account_uid(other), None, "{other}");
+        }
+    }
 
     fn items(text: &str) -> Vec<KeyToPath> {
         serde_json::from_str(text).unwrap()

@@ -128,7 +128,8 @@ fn vanished(old: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> Result<BT
     Ok(vanished)
 }
 
-fn holds(path: &Path, data: &[u8]) -> bool {
+/// Whether this is a regular file that holds just this. No more of it is read than that is long.
+pub(super) fn holds(path: &Path, data: &[u8]) -> bool {
     // A length first: most changes change it, and a volume may be a megabyte.
     let length = std::fs::symlink_metadata(path).is_ok_and(|m| m.is_file() && m.len() == data.len() as u64);
     length && std::fs::read(path).is_ok_and(|now| now == data)

@@ -12,7 +12,7 @@
 //! registers anew. All end with the agent. Queue: none, each list is a whole value and is handed on at once. A plugin that hangs keeps only its
 //! own list from changing; every other call to it has a deadline.
 
-mod register;
+pub(crate) mod register;
 
 #[cfg(test)]
 mod tests;

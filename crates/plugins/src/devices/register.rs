@@ -61,6 +61,11 @@ fn clean(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// A plugin names a socket beside this one, and no other file of the host.
+pub(crate) fn is_socket_name(endpoint: &str) -> bool {
+    !endpoint.is_empty() && !endpoint.contains(['/', '\0']) && endpoint != SOCKET && !endpoint.starts_with("..")
+}
+
 struct Service(DevicePlugins);
 
 #[tonic::async_trait]
@@ -81,10 +86,7 @@ impl Registration for Service {
         if !decide::devices::is_extended_resource(&resource) {
             return refuse(format!("the ResourceName {resource:?} is invalid"));
         }
-        // A plugin names a socket beside this one, and no other file of the host.
-        let plain =
-            !endpoint.is_empty() && !endpoint.contains('/') && endpoint != SOCKET && !endpoint.starts_with("..");
-        if !plain {
+        if !is_socket_name(&endpoint) {
             return refuse(format!("the endpoint {endpoint:?} is not the name of a socket in this directory"));
         }
         match self.0.connect(&resource, &self.0.0.dir.join(&endpoint)).await {

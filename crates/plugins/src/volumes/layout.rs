@@ -76,6 +76,24 @@ impl Identity {
         self.spec_name.replace('/', "~")
     }
 
+    /// Whether all that directories are named after stays below them. The API server checks what most of it looks like; the portal and the
+    /// interface of an iSCSI disk, say, are free text.
+    ///
+    /// # Errors
+    /// What does not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let step = |name: &str| !["", ".", ".."].contains(&name) && !name.contains(['/', '\0']) && name.len() <= 255;
+        let steps = |dir: &str| dir.split('/').all(step);
+        let wrong = match &self.dir {
+            // `iface-NAME/DISK`, the others have one step.
+            Some(dir) if !steps(dir) || dir.matches('/').count() != usize::from(self.driver == disk::ISCSI) => dir,
+            None if !step(&self.driver) => &self.driver,
+            _ if !step(&self.dir_name()) => &self.spec_name,
+            _ => return Ok(()),
+        };
+        Err(format!("{wrong:?} cannot be the name of a directory"))
+    }
+
     /// The plugin's name as directories below a pod's have it.
     fn plugin_dir(&self) -> String {
         if self.dir.is_some() { self.driver.replace('/', "~") } else { CSI_DIR.to_owned() }
@@ -351,10 +369,15 @@ fn children(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn read(file: &Path) -> Option<Identity> {
-    let content: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;
+    parse(&std::fs::read(file).ok()?)
+}
+
+/// What a data file says; None when it cannot be used.
+pub(crate) fn parse(content: &[u8]) -> Option<Identity> {
+    let content: BTreeMap<String, String> = serde_json::from_slice(content).ok()?;
     let of = |key: &str| content.get(key).cloned();
     let ephemeral = of("volumeLifecycleMode").is_some_and(|m| m == "Ephemeral");
-    Some(Identity {
+    let found = Identity {
         driver: of("driverName").filter(|d| !d.is_empty())?,
         handle: of("volumeHandle").filter(|h| !h.is_empty())?,
         spec_name: of("specVolID").unwrap_or_default(),
@@ -362,7 +385,11 @@ fn read(file: &Path) -> Option<Identity> {
         block: false,
         label: of(LABEL).filter(|l| !l.is_empty()),
         dir: None,
-    })
+    };
+    // Its name may be known from its place alone.
+    let named = Identity { spec_name: "x".to_owned(), ..found.clone() };
+    let checked = if found.spec_name.is_empty() { named.check() } else { found.check() };
+    checked.ok().map(|()| found)
 }
 
 /// Writes a data file as one step.

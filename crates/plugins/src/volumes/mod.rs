@@ -16,7 +16,7 @@
 mod cell;
 mod disks;
 mod figures;
-mod layout;
+pub(crate) mod layout;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -271,6 +271,9 @@ impl Volumes {
             label: None,
             dir: wish.volume.disk.as_ref().map(|disk| disk.dir(&wish.volume.spec_name)),
         };
+        if let Err(message) = of.check() {
+            return Standing::Failed { reason: "FailedMount", message, fresh: true };
+        }
         let uid = wish.pod.uid().clone();
         lock(&self.0.pods).entry(uid.clone()).or_default().insert(of.key());
         let cell = self.want(&of, wish);

@@ -229,6 +229,59 @@ async fn nothing_of_a_wanted_pod_is_touched_before_its_worker_comes() {
     assert!(rig.has("pods/u/volumes/kubernetes.io~csi/pv/vol_data.json"));
 }
 
+/// Names that the API server may let through, and names in data files.
+#[tokio::test(start_paused = true)]
+async fn no_name_leads_out_of_the_volumes_directories() {
+    let rig = Rig::new(json!({}));
+    let volumes = rig.start();
+    let mut wishes = Vec::new();
+    for name in ["..", ".", "a\0b", ""] {
+        wishes.push(CsiVolume { spec_name: name.into(), ..volume("pv") });
+    }
+    for name in ["..", "../d", "a/b", "/etc", ""] {
+        wishes.push(CsiVolume { driver: name.into(), ..volume("pv") });
+    }
+    let disk = |spec: serde_json::Value| {
+        let bound = json!({"metadata": {"name": "pv"}, "spec": spec});
+        decide::disk::claimed(&serde_json::from_value(bound).unwrap(), "ns", false).unwrap().unwrap()
+    };
+    let iqn = "iqn.2026-01.test:a";
+    for (portal, interface, iqn) in [
+        ("../../../../etc/x", "default", iqn),
+        ("10.0.0.1", "../../x", iqn),
+        ("10.0.0.1", "a/b", iqn),
+        ("10.0.0.1", "default", "iqn.2026-01.test:a/../../../../x"),
+    ] {
+        wishes
+            .push(disk(json!({"iscsi": {"targetPortal": portal, "iscsiInterface": interface, "iqn": iqn, "lun": 0}})));
+    }
+    wishes.push(disk(json!({"fc": {"wwids": ["../../../x"]}})));
+    wishes.push(disk(json!({"fc": {"targetWWNs": ["/x"], "lun": 1}})));
+    for wish in wishes {
+        let text = format!("{wish:?}");
+        let standing = volumes.mount(rig.wish("u", wish)).await;
+        let Standing::Failed { message, .. } = standing else { panic!("{text}: {standing:?}") };
+        assert!(message.ends_with("cannot be the name of a directory"), "{text}: {message}");
+    }
+    assert!(lock(&volumes.0.cells).is_empty());
+    let fine = disk(json!({"iscsi": {"targetPortal": "[fd00::1]:3260", "iqn": iqn, "lun": 0}}));
+    let named = fine.disk.as_ref().unwrap().dir("pv");
+    let of = Identity { driver: fine.driver.clone(), dir: Some(named), ..identity("pv") };
+    assert_eq!(of.check(), Ok(()));
+    // What somebody wrote into a data file.
+    let data = |name: &str, text: &str| {
+        let file = rig.dir.path().join("pods/u/volumes/kubernetes.io~csi").join(name).join("vol_data.json");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    data("one", r#"{"driverName":"../../../x","volumeHandle":"h","specVolID":"one"}"#);
+    data("two", r#"{"driverName":"d","volumeHandle":"h","specVolID":".."}"#);
+    data("three", r#"{"driverName":"d","volumeHandle":"../../h","specVolID":"three"}"#);
+    let next = rig.start();
+    let known: Vec<String> = lock(&next.0.cells).keys().cloned().collect();
+    assert_eq!(known, ["kubernetes.io/csi/d^../../h"], "a handle is hashed before it is a name");
+}
+
 /// A local directory, and a file that is none.
 #[tokio::test]
 async fn local_paths_are_looked_at() {

@@ -25,11 +25,16 @@ const END_FILE: &str = "rubelet-end";
 
 /// Why and how a pod ends.
 #[derive(Debug, Serialize, Deserialize)]
-struct KeptEnd {
+pub(crate) struct KeptEnd {
     #[serde(flatten)]
     failing: Failing,
     /// s.
     grace: Option<i64>,
+}
+
+/// A file that was cut off is none: it is written as a whole.
+pub(crate) fn read_end(content: &[u8]) -> Option<KeptEnd> {
+    serde_json::from_slice(content).ok()
 }
 
 impl Worker {
@@ -50,8 +55,7 @@ impl Worker {
                 return false;
             }
         };
-        // A file that was cut off is none: it is written as a whole.
-        let Ok(KeptEnd { failing, grace }) = serde_json::from_slice(&content) else { return false };
+        let Some(KeptEnd { failing, grace }) = read_end(&content) else { return false };
         info!(pod = self.name(), reason = failing.reason, "An earlier agent began to end the pod");
         self.grace = grace;
         self.ending = Some(EndReason::Failed(failing));

@@ -6,7 +6,7 @@
 mod collect;
 pub mod hooks;
 mod image;
-mod kept;
+pub(crate) mod kept;
 mod limits;
 pub mod observe;
 mod report;

@@ -131,13 +131,15 @@ impl Observer {
         Ok(Some(full))
     }
 
-    /// The runtime's message and what the container left behind; an unreadable file counts as empty.
+    /// The runtime's message and what the container left behind, or why that cannot be read.
     async fn termination_message(&self, container: &ObservedContainer) -> String {
         let mut file = MessageFile::Absent;
-        if let Some(path) = &container.termination_message_host_path
-            && let Ok(Some(content)) = self.host.read_tail(path, termination::MESSAGE_MAX as u64).await
-        {
-            file = MessageFile::Content(content);
+        if let Some(path) = &container.termination_message_host_path {
+            match self.host.read_tail(path, termination::MESSAGE_MAX as u64).await {
+                Ok(Some(content)) => file = MessageFile::Content(content),
+                Ok(None) => {}
+                Err(e) => file = MessageFile::Unreadable(path.clone(), e.chain()),
+            }
         }
         let policy = &container.termination_message_policy;
         if !termination::wants_log(policy, container.exit_code, &container.reason, &file) {

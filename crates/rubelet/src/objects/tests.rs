@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cluster::reflect::{ListAsk, Object, Page, WatchAsk, WatchEvent, WatchStream};
 use cluster::{ClusterResult, ErrorKind};
 use futures::StreamExt;
@@ -19,6 +21,7 @@ use super::*;
 /// Objects of one kind by namespace and name.
 struct Store<K: Object> {
     objects: Mutex<BTreeMap<(String, String), K>>,
+    gets: AtomicUsize,
     changes: broadcast::Sender<WatchEvent<K>>,
     open: Arc<AtomicUsize>,
     down: Mutex<bool>,
@@ -41,6 +44,7 @@ impl<K: Object> Store<K> {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             objects: Mutex::default(),
+            gets: AtomicUsize::new(0),
             changes: broadcast::Sender::new(16),
             open: Arc::default(),
             down: Mutex::default(),
@@ -95,6 +99,7 @@ impl<K: Object> Collection<K> for Store<K> {
     }
 
     async fn get(&self, namespace: Option<&str>, name: &str, _: bool) -> ClusterResult<K> {
+        self.gets.fetch_add(1, Ordering::SeqCst);
         if *lock(&self.down) {
             return Err(ClusterError::new("get", ErrorKind::Unreachable, "no route"));
         }
@@ -103,9 +108,11 @@ impl<K: Object> Collection<K> for Store<K> {
     }
 }
 
-/// Issues tokens `t1`, `t2`, …; each says in a header of its own what it was asked for.
+/// Issues tokens `t1`, `t2`, …, with claims while there is a UID; each says in a header of its own what it was asked for.
 struct Issuer {
     start: tokio::time::Instant,
+    /// Of the service account.
+    uid: Mutex<Option<String>>,
     asked: Mutex<Vec<TokenRequest>>,
     down: Mutex<bool>,
 }
@@ -133,7 +140,13 @@ impl AuthApi for Issuer {
         let spec = answer.spec.as_mut().unwrap();
         let seconds = *spec.expiration_seconds.get_or_insert(3600);
         answer.status = Some(TokenRequestStatus {
-            token: Some(format!("t{}", asked.len())),
+            token: Some(match &*lock(&self.uid) {
+                None => format!("t{}", asked.len()),
+                Some(uid) => {
+                    let claims = json!({"kubernetes.io": {"serviceaccount": {"uid": uid}}}).to_string();
+                    format!("t{}.{}.s", asked.len(), URL_SAFE_NO_PAD.encode(claims))
+                }
+            }),
             expiration_timestamp: Some(Time(self.now() + SignedDuration::from_secs(seconds))),
         });
         Ok(answer)
@@ -176,21 +189,26 @@ struct World {
     services: Arc<Store<Service>>,
     bundles: Arc<Store<ClusterTrustBundle>>,
     classes: Arc<Store<RuntimeClass>>,
+    accounts: Arc<Store<ServiceAccount>>,
     issuer: Arc<Issuer>,
     objects: Arc<ClusterObjects>,
     _tasks: Tasks,
 }
 
 fn world() -> World {
-    let issuer =
-        Arc::new(Issuer { start: tokio::time::Instant::now(), asked: Mutex::default(), down: Mutex::default() });
+    let issuer = Arc::new(Issuer {
+        start: tokio::time::Instant::now(),
+        uid: Mutex::default(),
+        asked: Mutex::default(),
+        down: Mutex::default(),
+    });
     let (maps, secrets, services, bundles) = (Store::new(), Store::new(), Store::new(), Store::new());
-    let classes = Store::new();
+    let (classes, accounts) = (Store::new(), Store::new());
     let sources = Sources {
         config_maps: maps.clone(),
         secrets: secrets.clone(),
         services: services.clone(),
-        accounts: Store::new(),
+        accounts: accounts.clone(),
         bundles: bundles.clone(),
         classes: classes.clone(),
         auth: issuer.clone(),
@@ -200,7 +218,7 @@ fn world() -> World {
     let (unit, clock) = (Arc::new(|| 0.0), issuer.clone());
     let wall: Wall = Arc::new(move || clock.now());
     let objects = ClusterObjects::start(sources, Strategy::Watch, true, unit, wall, &tasks);
-    World { maps, secrets, services, bundles, classes, issuer, objects, _tasks: tasks }
+    World { maps, secrets, services, bundles, classes, accounts, issuer, objects, _tasks: tasks }
 }
 
 fn pod(uid: &str, spec: Value) -> (DesiredPod, Arc<PodEntry>) {
@@ -307,6 +325,58 @@ async fn tokens_are_kept_renewed_and_outlive_the_api_server_for_a_while() {
     w.objects.forget(a.uid());
     *lock(&w.issuer.down) = true;
     assert_eq!(get("").await, Err(ObjectError::Failed("failed to fetch token: dial tcp: refused".into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_account_that_is_made_again_gets_new_tokens() {
+    let w = world();
+    let account = |uid: &str| {
+        w.accounts.put(json!({"metadata": {"namespace": "ns", "name": "sa", "uid": uid}}));
+        *lock(&w.issuer.uid) = Some(uid.to_owned());
+    };
+    account("u1");
+    let pods = ["a", "b"].map(|uid| with_map(uid, "m"));
+    // As each sync does, all day long; its answer is the number of the token.
+    let sync = async || {
+        let mut numbers = Vec::new();
+        for (pod, _) in &pods {
+            let token = w.objects.token(pod, "", Some(86_400)).await.unwrap().token;
+            numbers.push(token.split('.').next().unwrap_or_default().to_owned());
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        numbers
+    };
+    for _ in 0..30 {
+        assert_eq!(sync().await, ["t1", "t2"]);
+    }
+    let asked = w.accounts.gets.load(Ordering::SeqCst);
+    assert!((5..=6).contains(&asked), "both pods' account was asked for {asked} times in half an hour");
+    // Gone, and not there yet: nothing better is to be had.
+    w.accounts.delete("ns", "sa");
+    for _ in 0..7 {
+        assert_eq!(sync().await, ["t1", "t2"]);
+    }
+    account("u2");
+    sync().await;
+    assert_eq!(sync().await, ["t3", "t4"], "the new account's");
+    // While the server is away, the old ones are kept.
+    account("u3");
+    *lock(&w.accounts.down) = true;
+    *lock(&w.issuer.down) = true;
+    for _ in 0..7 {
+        assert_eq!(sync().await, ["t3", "t4"]);
+    }
+    *lock(&w.accounts.down) = false;
+    for _ in 0..2 {
+        assert_eq!(sync().await, ["t3", "t4"], "known to be of another account, and none to be had");
+    }
+    *lock(&w.issuer.down) = false;
+    assert_eq!(sync().await, ["t5", "t6"]);
+    // What was learned goes with the pods.
+    for (pod, _) in &pods {
+        w.objects.forget(pod.uid());
+    }
+    assert!(w.objects.tokens.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

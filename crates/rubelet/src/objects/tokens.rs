@@ -1,13 +1,20 @@
 //! Service account tokens for pods (TokenRequest), kept until they are due for renewal: at 80 % of their life, after 24 hours at the latest,
 //! each a few seconds early by chance. When the API server does not answer, the old one serves until it ends.
+//!
+//! A token is good for one ServiceAccount object only. Whether the account has been deleted and made again is asked every few minutes, once for
+//! all pods that use it; then the token of the new one is fetched at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cluster::calls::AuthApi;
-use cluster::{Unit, Wall};
+use cluster::reflect::Collection;
+use cluster::{ErrorKind, Unit, Wall};
+use decide::config::objects::account_uid;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use model::api::ServiceAccount;
 use model::pod::{DesiredPod, PodUid};
 use pod::objects::{ObjectError, ObjectResult, Token};
 use tracing::warn;
@@ -18,50 +25,141 @@ const LONGEST: SignedDuration = SignedDuration::from_hours(24);
 const SPREAD: f64 = 10.0;
 /// When a renewal that failed is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(30);
+/// How long it is taken for granted that an account is still the same object.
+const SAME: SignedDuration = SignedDuration::from_mins(5);
+/// For the answer about an account.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The same for a server that does not let a node read accounts.
+const REFUSED: SignedDuration = SignedDuration::from_hours(1);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
+    namespace: String,
     account: String,
     audience: String,
     seconds: Option<i64>,
 }
 
+/// A token, and the UID of the account that it is for, when it tells.
+#[derive(Clone)]
+struct Kept {
+    token: Token,
+    account: Option<String>,
+}
+
+/// The account as it was last seen.
+struct Account {
+    uid: Option<String>,
+    /// When it is asked for again.
+    look: Timestamp,
+}
+
+#[derive(Default)]
+struct State {
+    kept: HashMap<PodUid, HashMap<Key, Kept>>,
+    /// By namespace and name; those of pods that are here.
+    accounts: HashMap<(String, String), Account>,
+}
+
 /// The tokens of all pods.
 pub(super) struct Tokens {
     auth: Arc<dyn AuthApi>,
+    accounts: Arc<dyn Collection<ServiceAccount>>,
     unit: Unit,
     wall: Wall,
-    kept: Mutex<HashMap<PodUid, HashMap<Key, Token>>>,
+    state: Mutex<State>,
 }
 
 impl Tokens {
-    pub(super) fn new(auth: Arc<dyn AuthApi>, unit: Unit, wall: Wall) -> Self {
-        Self { auth, unit, wall, kept: Mutex::default() }
+    pub(super) fn new(
+        auth: Arc<dyn AuthApi>,
+        accounts: Arc<dyn Collection<ServiceAccount>>,
+        unit: Unit,
+        wall: Wall,
+    ) -> Self {
+        Self { auth, accounts, unit, wall, state: Mutex::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<Key, Token>>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn forget(&self, uid: &PodUid) {
-        self.kept().remove(uid);
+        let mut state = self.state();
+        state.kept.remove(uid);
+        let State { kept, accounts } = &mut *state;
+        let used = |(ns, name): &(String, String)| {
+            kept.values().any(|keys| keys.keys().any(|k| k.namespace == *ns && k.account == *name))
+        };
+        accounts.retain(|account, _| used(account));
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.kept.is_empty() && state.accounts.is_empty()
+    }
+
+    /// The account was seen just now: None when it is not there, or has no UID.
+    pub(super) fn seen(&self, namespace: &str, account: &str, uid: Option<&str>) {
+        let look = (self.wall)().saturating_add(SAME).unwrap_or_default();
+        if let Some(known) = self.state().accounts.get_mut(&(namespace.to_owned(), account.to_owned())) {
+            *known = Account { uid: uid.map(str::to_owned).or(known.uid.take()), look };
+        }
+    }
+
+    /// Asks whether the account is still the same object, when that has not been asked for long.
+    async fn look(&self, key: &Key) {
+        let now = (self.wall)();
+        let of = (key.namespace.clone(), key.account.clone());
+        match self.state().accounts.get_mut(&of) {
+            // Others who come meanwhile do not ask as well.
+            Some(known) if known.look <= now => known.look = now.saturating_add(RETRY).unwrap_or(now),
+            _ => return,
+        }
+        let asked = self.accounts.get(Some(&key.namespace), &key.account, false);
+        // The pod's volumes wait for this, and what they have is most likely right.
+        match tokio::time::timeout(PATIENCE, asked).await {
+            Ok(Ok(found)) => self.seen(&key.namespace, &key.account, found.metadata.uid.as_deref()),
+            Ok(Err(e)) if e.kind == ErrorKind::Forbidden => {
+                if let Some(known) = self.state().accounts.get_mut(&of) {
+                    known.look = now.saturating_add(REFUSED).unwrap_or(now);
+                }
+            }
+            // Away, or gone: nothing better than the old token is to be had; asked again soon.
+            _ => {}
+        }
+    }
+
+    /// True when the token is for another object than the account of today.
+    fn strange(&self, key: &Key, kept: &Kept) -> bool {
+        let state = self.state();
+        let known = state.accounts.get(&(key.namespace.clone(), key.account.clone())).and_then(|a| a.uid.as_ref());
+        matches!((known, &kept.account), (Some(now), Some(then)) if now != then)
     }
 
     /// See [`pod::objects::PodObjects::token`].
     pub(super) async fn get(&self, pod: &DesiredPod, audience: &str, seconds: Option<i64>) -> ObjectResult<Token> {
         let account = pod.spec().service_account_name.clone().unwrap_or_default();
-        let key = Key { account, audience: audience.to_owned(), seconds };
-        let old = self.kept().get(pod.uid()).and_then(|of_pod| of_pod.get(&key)).cloned();
+        let key = Key { namespace: pod.namespace().to_owned(), account, audience: audience.to_owned(), seconds };
+        let old = self.state().kept.get(pod.uid()).and_then(|of_pod| of_pod.get(&key)).cloned();
         if let Some(old) = &old
-            && (self.wall)() < old.renew_at
+            && (self.wall)() < old.token.renew_at
         {
-            return Ok(old.clone());
+            self.look(&key).await;
+            if !self.strange(&key, old) {
+                return Ok(old.token.clone());
+            }
         }
+        let mut learned = None;
         let mut fresh = match self.request(pod, &key).await {
-            Ok(fresh) => fresh,
+            Ok(token) => {
+                learned = account_uid(&token.token);
+                Kept { account: learned.clone(), token }
+            }
             Err(reason) => match old {
                 None => return Err(ObjectError::Failed(format!("failed to fetch token: {reason}"))),
-                Some(old) if (self.wall)() > old.ends => {
+                Some(old) if (self.wall)() > old.token.ends => {
                     return Err(ObjectError::Failed(format!(
                         "token {} expired and refresh failed: {reason}",
                         shown(&key, pod)
@@ -74,11 +172,17 @@ impl Tokens {
             },
         };
         let now = (self.wall)();
-        if fresh.renew_at <= now {
-            fresh.renew_at = now.saturating_add(RETRY).unwrap_or(fresh.ends);
+        if fresh.token.renew_at <= now {
+            fresh.token.renew_at = now.saturating_add(RETRY).unwrap_or(fresh.token.ends);
         }
-        self.kept().entry(pod.uid().clone()).or_default().insert(key, fresh.clone());
-        Ok(fresh)
+        let token = fresh.token.clone();
+        let mut state = self.state();
+        let look = now.saturating_add(SAME).unwrap_or(now);
+        let known = state.accounts.entry((key.namespace.clone(), key.account.clone()));
+        let known = known.or_insert(Account { uid: None, look });
+        known.uid = learned.or(known.uid.take());
+        state.kept.entry(pod.uid().clone()).or_default().insert(key, fresh);
+        Ok(token)
     }
 
     async fn request(&self, pod: &DesiredPod, key: &Key) -> Result<Token, String> {

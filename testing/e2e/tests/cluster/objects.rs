@@ -116,6 +116,14 @@ pub(crate) fn a_token_of_the_service_account(cluster: &mut Cluster) {
     assert_eq!(extra["authentication.kubernetes.io/pod-name"], json!(["tokened"]));
     assert_eq!(extra["authentication.kubernetes.io/pod-uid"], json!([tokened["metadata"]["uid"]]));
     assert_eq!(extra["authentication.kubernetes.io/node-name"], json!([NODE]));
+    // By which it is seen that an account was deleted and made again: the token tells whose it is, and the node may ask who that is today.
+    let account = cluster.api().get("/api/v1/namespaces/default/serviceaccounts/default").unwrap();
+    assert_eq!(decide::config::objects::account_uid(&read("token")).as_deref(), account["metadata"]["uid"].as_str());
+    let may = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
+        "user": format!("system:node:{NODE}"), "groups": ["system:nodes"],
+        "resourceAttributes": {"namespace": "default", "verb": "get", "resource": "serviceaccounts", "name": "default"}}});
+    let may = cluster.api().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", &may).unwrap();
+    assert_eq!(may["status"]["allowed"], true, "{:#}", may["status"]);
 }
 
 pub(crate) fn services_are_in_the_environment(cluster: &mut Cluster) {

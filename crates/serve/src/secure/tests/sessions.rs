@@ -190,6 +190,26 @@ async fn a_side_that_goes_takes_the_other_along() {
     assert_eq!(streaming.running.task.await.unwrap().drain(Duration::from_secs(5)).await, 0);
 }
 
+/// No timer of the server's own, of a connection, a request or an answer, ends a session in which nothing is said for ten minutes (A35): the
+/// clock jumps over them, so that all that are due within them have their turn.
+#[tokio::test]
+async fn a_session_that_is_silent_for_ten_minutes_goes_on() {
+    let streaming = Streaming::start(|_| {}).await;
+    let (mut client, mut runtime, _) = streaming.session().await;
+    let mut heard = [0; 3];
+    tokio::time::pause();
+    for _ in 0..10 {
+        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::task::yield_now().await;
+    }
+    tokio::time::resume();
+    client.write_all(b"one").await.unwrap();
+    runtime.read_exact(&mut heard).await.unwrap();
+    runtime.write_all(b"two").await.unwrap();
+    client.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"two");
+}
+
 #[tokio::test(start_paused = true)]
 async fn sessions_without_traffic_end() {
     use crate::secure::upgrade::relay;

@@ -175,6 +175,25 @@ async fn channels_become_streams() {
     assert!(page.contains(r#"path="exec",server_type="readwrite"} 1"#), "{page}");
 }
 
+/// As with SPDY (A35): ten minutes of silence, over which the clock jumps, end nothing.
+#[tokio::test]
+async fn ten_minutes_of_silence_end_nothing() {
+    let streaming = Streaming::start(|_| {}).await;
+    let (mut client, runtime) = streaming.session(EXEC, "v5.channel.k8s.io").await;
+    let mut runtime = runtime.open(&["error", "stdin", "stdout", "stderr"]).await;
+    assert_eq!(bytes(client.next().await), [1], "the session stands");
+    tokio::time::pause();
+    for _ in 0..10 {
+        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::task::yield_now().await;
+    }
+    tokio::time::resume();
+    client.send(Message::Binary(b"\0in".to_vec().into())).await.unwrap();
+    assert_eq!(runtime.frame().await, (0, runtime.streams["stdin"], false, b"in".to_vec()));
+    runtime.say("stdout", b"out", false).await;
+    assert_eq!(bytes(client.next().await), b"\x01out");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_terminal_is_resized() {
     let streaming = Streaming::start(|_| {}).await;
