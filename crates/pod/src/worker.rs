@@ -410,7 +410,7 @@ impl Worker {
             // On the heap while it runs: a pod at rest, which most are, holds nothing of a round.
             let next = match on_time && self.may_rest_on() {
                 true => Box::pin(self.rest_on(&pod)).await,
-                false => Box::pin(self.sync_round(&pod, on_time && !self.was_due())).await,
+                false => Box::pin(self.sync_round(&pod, on_time && !self.looked_lately())).await,
             };
             match next {
                 Next::Ended => {

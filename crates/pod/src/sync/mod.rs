@@ -279,13 +279,10 @@ impl Worker {
             && self.deps.health.borrow().evented
     }
 
-    /// Whether the wait ended with a moment that the plan named, a back-off's end for one, and not with a resync. Such a round may go by what is known, unless
-    /// all of the pod was not looked at for long.
-    pub(crate) fn was_due(&self) -> bool {
-        let named = self.resync.plan_changes.is_some_and(|at| at <= self.deps.clock.now());
-        let looked =
-            self.observer.looked().is_some_and(|at| at.elapsed() < self.deps.settings.sync_frequency * SHORT_RESYNCS);
-        self.at_rest && named && looked
+    /// Whether a round that time alone began may go by what is known: its wait was one at rest, and all of the pod was looked at not long ago.
+    pub(crate) fn looked_lately(&self) -> bool {
+        let lately = self.deps.settings.sync_frequency * SHORT_RESYNCS;
+        self.at_rest && self.observer.looked().is_some_and(|at| at.elapsed() < lately)
     }
 
     /// A resync that goes by what is known: volumes show what they are to show now, forms of the pod that are over are let go.
