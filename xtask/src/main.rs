@@ -1,16 +1,20 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `dist`, `bench`, `conformance`, `containerd`.
 
 mod bench;
 mod checks;
 mod cluster;
 mod conformance;
 mod demo;
+mod dist;
 mod fake_bench;
 mod hogs;
 mod joined;
 mod libtest;
 mod node;
+mod order;
+mod plot;
 mod probes;
+mod record;
 mod scrapes;
 mod setup;
 mod shell;
@@ -55,6 +59,12 @@ enum Task {
     Test(test::Options),
     /// Remove what earlier runs left behind, and check the repository's own rules
     Tidy,
+    /// Build rubelet as it is released: target/dist/rubelet
+    Dist {
+        /// First watch which functions run, with valgrind, and write their list anew (crates/rubelet/functions.order)
+        #[arg(long)]
+        record: bool,
+    },
     /// Measure rubelet, and beside it the Go kubelet when it is built (lab/build-reference kubelet)
     Bench {
         /// One short round instead of three full ones
@@ -104,12 +114,27 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(list) = std::env::var_os(order::LIST) {
+        return order::link(&list, std::env::args_os().skip(1).collect()).map_or_else(
+            |e| {
+                eprintln!("{e:#}");
+                ExitCode::FAILURE
+            },
+            ExitCode::from,
+        );
+    }
     let arguments = Arguments::parse();
     let result = Shell::new().and_then(|shell| match arguments.command {
         Task::Demo { once } => demo::run(&shell, once),
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
+        Task::Dist { record } => {
+            if record {
+                record::run(&shell)?;
+            }
+            dist::run(&shell)
+        }
         Task::Bench { fake: true, pods, .. } => fake_bench::run(&shell, &pods),
         Task::Bench { probes: true, .. } => probes::run(&shell),
         Task::Bench { hogs: true, .. } => hogs::run(&shell),

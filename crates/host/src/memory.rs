@@ -53,8 +53,8 @@ fn statm() -> Option<(usize, usize)> {
     Some((pages.next()? * page, pages.next()? * page))
 }
 
-/// Lets go of the program's own code and constants: what is needed comes back from the kernel's cache of the file with the next touch, some dozen faults without any
-/// reading from a disk, and what ran at the start only does not. Elsewhere than on Linux with glibc it does nothing.
+/// Lets go of the program's own code and constants: what is needed comes back from the kernel's cache of the file with the next touch, 64 KiB at a
+/// time, and what ran at the start only does not. Elsewhere than on Linux with glibc it does nothing.
 pub fn let_go_of_code() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
