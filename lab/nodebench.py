@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measure a kubelet on one node, standalone, with static pods on a real containerd.
 
-usage: nodebench.py --kubelet PATH --containerd SOCK --ctr CTR --work DIR [--pods 30] [--idle 30] [--restarts 8] [--image NAME] [--config JSON]
+usage: nodebench.py --kubelet PATH --containerd SOCK --ctr CTR --work DIR [--pods 30] [--idle 30] [--restarts 8] [--scrapes 8] [--image NAME] [--config JSON]
 
 Prints one JSON object: start_all_s, idle_cpu_ms_per_s, runtime_idle_cpu_ms_per_s, rss_kib, pss_kib, anon_kib,
-restart_ms (list, container exit -> next container's first instruction), stop_all_s.
+scrape_cpu_ms (/metrics/cadvisor and /stats/summary once, above idling), restart_ms (list, container exit -> next container's first
+instruction), stop_all_s.
 The same manifests, the same runtime and the same KubeletConfiguration go to whichever kubelet is named, so two
 runs, one after the other, compare two kubelets. Ports are free ones of this host; --config can name others, and a cgroupRoot.
 """
@@ -13,7 +14,7 @@ p = argparse.ArgumentParser()
 p.add_argument('--kubelet', required=True); p.add_argument('--containerd', required=True); p.add_argument('--containerd-pid', type=int, default=0)
 p.add_argument('--ctr', default='ctr'); p.add_argument('--work', required=True)
 p.add_argument('--pods', type=int, default=30); p.add_argument('--idle', type=int, default=30); p.add_argument('--restarts', type=int, default=8)
-p.add_argument('--image', default='lab.test/busybox:1'); p.add_argument('--timeout', type=int, default=300)
+p.add_argument('--scrapes', type=int, default=8); p.add_argument('--image', default='lab.test/busybox:1'); p.add_argument('--timeout', type=int, default=300)
 p.add_argument('--config', default='', help='JSON merged into the KubeletConfiguration'); p.add_argument('--arg', action='append', default=[])
 a = p.parse_args()
 W = os.path.abspath(a.work); M = W + '/manifests'; OUT = W + '/out'
@@ -77,6 +78,12 @@ el = time.time() - s0
 R['idle_cpu_ms_per_s'] = round((ticks(k.pid) - c0) / el, 2)
 if a.containerd_pid: R['runtime_idle_cpu_ms_per_s'] = round((ticks(a.containerd_pid) - r0) / el, 2)
 R.update(mem(k.pid))
+# Further apart than either kubelet shares one collection of figures among those who ask.
+c0, s0 = ticks(k.pid), time.time()
+for i in range(a.scrapes):
+    if not (get('/metrics/cadvisor') and get('/stats/summary')): die('a page of figures does not come')
+    time.sleep(3)
+if a.scrapes: R['scrape_cpu_ms'] = round(max(0, ticks(k.pid) - c0 - R['idle_cpu_ms_per_s'] * (time.time() - s0)) / a.scrapes, 2)
 for i in range(a.restarts):
     pod(f'r{i:03d}', f'cat /proc/uptime >> /out/r-{i}; while [ ! -e /out/go-{i} ]; do sleep 0.01; done; rm /out/go-{i}; cat /proc/uptime > /out/x-{i}; exit 1')
 lines = lambda i: open(f'{OUT}/r-{i}').read().split('\n')[:-1] if os.path.exists(f'{OUT}/r-{i}') else []

@@ -17,9 +17,10 @@ use jiff::Zoned;
 use rig::cluster::{ControlPlane, Options};
 use serde_json::json;
 
-use crate::bench::median;
+use crate::bench::{keep, machine, median};
 use crate::joined::pod;
 use crate::node::{Bench as _, Node};
+use crate::plot::{Line, Plot, Point};
 use crate::setup;
 use crate::shell::Shell;
 
@@ -113,7 +114,7 @@ pub(crate) fn run(shell: &Shell, pods: &[usize]) -> Result<bool> {
     rig::mounts::detach(&dir).ok();
     rig::remove_log_links(&dir);
     plane.close()?;
-    Ok(show(&measured?, &program))
+    show(&measured?, &program)
 }
 
 struct Bench<'a> {
@@ -263,7 +264,7 @@ impl Drop for Fake {
     }
 }
 
-fn show(all: &[Figures], program: &PathBuf) -> bool {
+fn show(all: &[Figures], program: &PathBuf) -> Result<bool> {
     let mut text = format!("\n{}, {}", Zoned::now().strftime("%Y-%m-%d"), machine());
     let size = fs::metadata(program).map_or(0, |m| m.len());
     let _ = writeln!(text, "; the program has {:.1} MB\n", size as f64 / 1e6);
@@ -281,12 +282,39 @@ fn show(all: &[Figures], program: &PathBuf) -> bool {
             let _ = writeln!(text, "  {:>5} pods: {}", figures.pods, calls.join(", "));
         }
     }
-    println!("{text}");
     let bounds = bounds(all);
+    text.push('\n');
     for (what, value, holds) in &bounds {
-        println!("{} {what}: {value}", if *holds { "holds:" } else { "MISSED:" });
+        let _ = writeln!(text, "{} {what}: {value}", if *holds { "holds:" } else { "MISSED:" });
     }
-    bounds.iter().all(|(_, _, holds)| *holds)
+    println!("{text}");
+    keep("fake", text.trim_start(), &plots(all))?;
+    Ok(bounds.iter().all(|(_, _, holds)| *holds))
+}
+
+/// How the figures grow with the number of pods, by the name of the file.
+fn plots(all: &[Figures]) -> Vec<(String, Plot)> {
+    type Get = fn(&Figures) -> f64;
+    let line = |(name, get): (&str, Get)| {
+        let point = |f: &Figures| Point { x: f.pods as f64, y: get(f), spread: (get(f), get(f)) };
+        Line { name: name.to_owned(), points: all.iter().map(point).collect() }
+    };
+    let plot = |file: &str, title: &str, lines: &[(&str, Get)]| {
+        let lines = lines.iter().copied().map(line).collect();
+        (file.to_owned(), Plot { title: format!("rubelet on a fake runtime: {title}"), x: "pods", lines })
+    };
+    let memory: [(&str, Get); 3] = [
+        ("all (RSS)", |f| f.memory.all as f64),
+        ("anonymous", |f| f.memory.own as f64),
+        ("files", |f| f.memory.file as f64),
+    ];
+    let alone = |get: Get| [("rubelet", get)];
+    vec![
+        plot("memory", "memory, KiB", &memory),
+        plot("exit", "CPU of one exit, ms", &alone(|f| f.exit)),
+        plot("idle", "idle CPU, ms/s", &alone(|f| f.idle)),
+        plot("start", "start of the pods that were added, s", &alone(|f| f.start)),
+    ]
 }
 
 /// What must hold, as it was measured.
@@ -312,24 +340,6 @@ fn bounds(all: &[Figures]) -> Vec<(String, String, bool)> {
     bounds
 }
 
-/// The machine in a few words.
-fn machine() -> String {
-    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
-    let (cpus, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
-    let value = |text: &str, key: &str| {
-        let line = text.lines().find(|l| l.starts_with(key)).and_then(|l| l.split_once(':'));
-        line.map_or(String::new(), |(_, v)| v.trim().to_owned())
-    };
-    let cores = cpus.lines().filter(|l| l.starts_with("processor")).count();
-    let gib = value(&memory, "MemTotal").split(' ').next().and_then(|n| n.parse::<f64>().ok()).unwrap_or_default();
-    format!(
-        "{cores} cores ({}), {:.0} GiB, Linux {}",
-        value(&cpus, "model name"),
-        gib / f64::from(1 << 20),
-        read("/proc/sys/kernel/osrelease").trim()
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,5 +357,10 @@ mod tests {
         let not = [figures(100, 30_000, 2.0, None), figures(1000, 90_000, 2.5, Some(0.06))];
         assert!(bounds(&not).iter().all(|(_, _, holds)| !*holds));
         assert!(bounds(&fine[..1]).is_empty());
+        let drawn = plots(&fine);
+        let names: Vec<&str> = drawn.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["memory", "exit", "idle", "start"]);
+        let points = &drawn[0].1.lines[0].points;
+        assert_eq!(points.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(), [(100.0, 30_000.0), (1000.0, 80_000.0)]);
     }
 }

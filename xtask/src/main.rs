@@ -7,14 +7,18 @@ mod cluster;
 mod conformance;
 mod demo;
 mod dependencies;
+mod dist;
 mod fake_bench;
 mod hogs;
 mod joined;
 mod libtest;
 mod named_tests;
 mod node;
+mod order;
 mod package;
+mod plot;
 mod probes;
+mod record;
 mod scrapes;
 mod setup;
 mod shell;
@@ -60,6 +64,15 @@ enum Task {
     Test(test::Options),
     /// Remove what earlier runs left behind, and check the repository's own rules
     Tidy,
+    /// Build rubelet as it is released, and make what a release consists of into target/dist: Debian package, image archive, SBOM, checksums
+    Dist {
+        /// Pack this program instead of a release build
+        #[arg(long, value_name = "PROGRAM")]
+        program: Option<PathBuf>,
+        /// First watch which functions run, with valgrind, and write their list anew (crates/rubelet/functions.order)
+        #[arg(long, conflicts_with = "program")]
+        record: bool,
+    },
     /// Measure rubelet, and beside it the Go kubelet when it is built (lab/build-reference kubelet)
     Bench {
         /// One short round instead of three full ones
@@ -89,12 +102,6 @@ enum Task {
     },
     /// Run Kubernetes' own node test suite against rubelet, or another kubelet, and compare with what the Go kubelet gets
     Conformance(conformance::Options),
-    /// Make what a release consists of into target/dist: program, Debian package, image archive, SBOM, checksums
-    Dist {
-        /// Of this program instead of a release build
-        #[arg(long, value_name = "PROGRAM")]
-        program: Option<PathBuf>,
-    },
     /// Try what strangers can put before rubelet, made up at random (testing/fuzz)
     Fuzz {
         /// Targets; none: all
@@ -117,13 +124,27 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(list) = std::env::var_os(order::LIST) {
+        return order::link(&list, std::env::args_os().skip(1).collect()).map_or_else(
+            |e| {
+                eprintln!("{e:#}");
+                ExitCode::FAILURE
+            },
+            ExitCode::from,
+        );
+    }
     let arguments = Arguments::parse();
     let result = Shell::new().and_then(|shell| match arguments.command {
         Task::Demo { once } => demo::run(&shell, once),
         Task::Cluster { kubelet, once } => cluster::run(&shell, kubelet.as_deref(), once),
         Task::Test(options) => test::run(&shell, &options),
         Task::Tidy => tidy(&shell),
-        Task::Dist { program } => dist(&shell, program),
+        Task::Dist { program, record } => {
+            if record {
+                record::run(&shell)?;
+            }
+            dist::run(&shell, program)
+        }
         Task::Bench { fake: true, pods, .. } => fake_bench::run(&shell, &pods),
         Task::Bench { probes: true, .. } => probes::run(&shell),
         Task::Bench { hogs: true, .. } => hogs::run(&shell),
@@ -203,16 +224,5 @@ fn containerd(shell: &Shell, which: u8) -> Result<bool> {
         std::thread::sleep(Duration::from_millis(100));
     }
     stage.close().map_err(|e| anyhow!("not clean: {e:#}; `cargo xtask tidy` tries again"))?;
-    Ok(true)
-}
-
-fn dist(shell: &Shell, program: Option<PathBuf>) -> Result<bool> {
-    let program = match program {
-        Some(program) => program,
-        None => setup::rubelet(shell, true)?,
-    };
-    for file in package::make(shell, &program)? {
-        println!("{}", file.display());
-    }
     Ok(true)
 }

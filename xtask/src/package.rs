@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what a release consists of, made from one program: a Debian package with the systemd unit that kubeadm expects, an OCI image
+//! What a release consists of ([`crate::dist`]), made from one program: a Debian package with the systemd unit that kubeadm expects, an OCI image
 //! archive, the bare program, shell completions, a manual page, an SBOM, and checksums of them all.
 //!
 //! The same program and the same commit give the same bytes: every time stamp is the commit's.
@@ -46,8 +46,15 @@ struct Release<'a> {
 /// A tool is missing (dpkg-deb, git, python3, tar), or fails; the program does not run here.
 pub(crate) fn make(shell: &Shell, program: &Path) -> Result<Vec<PathBuf>> {
     let out = crate::root().join("target/dist");
-    let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    // What an earlier run left; the program itself may lie here too.
+    for entry in fs::read_dir(&out)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with("rubelet_") {
+            fs::remove_file(entry.path())?;
+        } else if entry.path().is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
     let program = fs::canonicalize(program).with_context(|| format!("no program {}", program.display()))?;
     let release = Release {
         shell,

@@ -155,7 +155,7 @@ pub(crate) fn system() -> Result<Containerd> {
     Containerd::system().context("no containerd in PATH: install the package containerd")
 }
 
-/// Builds rubelet and gives the path of the binary; `RUBELET_BIN` names another program instead (for the tests, the Go kubelet).
+/// Builds rubelet and gives the path of the binary, with `release` as it is released ([`crate::dist`]); `RUBELET_BIN` names another program instead (for the tests, the Go kubelet).
 ///
 /// # Errors
 /// With the compiler's last words.
@@ -163,13 +163,13 @@ pub(crate) fn rubelet(shell: &Shell, release: bool) -> Result<PathBuf> {
     if let Some(program) = std::env::var_os("RUBELET_BIN") {
         return std::path::absolute(PathBuf::from(program)).context("RUBELET_BIN");
     }
+    if release {
+        return crate::dist::build(shell);
+    }
     let mut command = cargo();
     command.args(["build", "--package", "rubelet"]);
-    if release {
-        command.arg("--release");
-    }
     shell.need("building rubelet", &mut command, Duration::from_secs(3600))?;
-    built("rubelet", release)
+    built("rubelet", false)
 }
 
 /// The kubelets that are compared, and how they are called: rubelet's release build, and the Go kubelet where it is built.
@@ -198,10 +198,14 @@ pub(crate) fn fake_runtime(shell: &Shell) -> Result<PathBuf> {
     built("fake-runtime", false)
 }
 
+/// cargo's directory for what it builds.
+pub(crate) fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::root().join("target"), PathBuf::from)
+}
+
 /// Where cargo put a program.
-fn built(name: &str, release: bool) -> Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::root().join("target"), PathBuf::from);
-    let file = target.join(if release { "release" } else { "debug" }).join(name);
+pub(crate) fn built(name: &str, release: bool) -> Result<PathBuf> {
+    let file = target().join(if release { "release" } else { "debug" }).join(name);
     if !file.is_file() {
         bail!("cargo built {name}, but not at {}", file.display());
     }

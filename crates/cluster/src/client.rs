@@ -521,11 +521,23 @@ impl Client {
     /// # Errors
     /// Any kind.
     pub async fn create<K: Object + Serialize>(&self, object: &K) -> ClusterResult<K> {
+        self.slim(Self::create_call(object)?).await
+    }
+
+    /// The same, of whose answer only some of the fields are read.
+    ///
+    /// # Errors
+    /// As [`Client::create`].
+    pub(crate) async fn create_for<K: Object + Serialize, A: DeserializeOwned>(&self, object: &K) -> ClusterResult<A> {
+        self.json(Self::create_call(object)?).await
+    }
+
+    fn create_call<K: Object + Serialize>(object: &K) -> ClusterResult<Call> {
         let meta = object.metadata();
         let namespace = meta.namespace.as_deref();
         let name = meta.name.as_deref().or(meta.generate_name.as_deref()).unwrap_or_default();
         let call = Call::get(format!("create {}", target::<K>(namespace, name)), path_of::<K>(namespace, None, None));
-        self.slim(call.with_body(Method::POST, object)?).await
+        call.with_body(Method::POST, object)
     }
 
     /// POSTs to a subresource, whose type may be another.
@@ -570,6 +582,31 @@ impl Client {
         kind: PatchType,
         patch: &serde_json::Value,
     ) -> ClusterResult<K> {
+        self.slim(Self::patch_call::<K>(namespace, name, subresource, kind, patch)?).await
+    }
+
+    /// The same, of whose answer only some of the fields are read: most of it would be decoded to be thrown away.
+    ///
+    /// # Errors
+    /// As [`Client::patch`].
+    pub(crate) async fn patch_for<K: Object, A: DeserializeOwned>(
+        &self,
+        namespace: Option<&str>,
+        name: &str,
+        subresource: Option<&str>,
+        kind: PatchType,
+        patch: &serde_json::Value,
+    ) -> ClusterResult<A> {
+        self.json(Self::patch_call::<K>(namespace, name, subresource, kind, patch)?).await
+    }
+
+    fn patch_call<K: Object>(
+        namespace: Option<&str>,
+        name: &str,
+        subresource: Option<&str>,
+        kind: PatchType,
+        patch: &serde_json::Value,
+    ) -> ClusterResult<Call> {
         let of = subresource.map(|s| format!("{s} of ")).unwrap_or_default();
         let call = Call::get(
             format!("patch {of}{}", target::<K>(namespace, name)),
@@ -580,7 +617,7 @@ impl Client {
             PatchType::Strategic => "application/strategic-merge-patch+json",
             PatchType::Merge => "application/merge-patch+json",
         };
-        self.slim(call).await
+        Ok(call)
     }
 
     /// DELETEs an object.

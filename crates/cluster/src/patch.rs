@@ -23,6 +23,11 @@ pub fn strategic(old: &Value, new: &Value) -> Option<Value> {
     diff(&mut Vec::new(), old, new)
 }
 
+/// The part below this field of the patch of an object, of which nothing else changes. (`json!` would copy both values once more.)
+fn below(field: &str, old: &Value, new: &Value) -> Option<Value> {
+    diff(&mut vec![field], old, new)
+}
+
 fn diff<'a>(path: &mut Vec<&'a str>, old: &'a Value, new: &'a Value) -> Option<Value> {
     match (old, new) {
         _ if old == new => None,
@@ -99,24 +104,23 @@ pub fn pod_status(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Value> 
     if old == new {
         return None;
     }
-    let mut patch = strategic(&json!({"status": encoded(old)}), &json!({"status": encoded(new)}))?;
-    patch["metadata"] = json!({"uid": uid});
-    Some(patch)
+    let status = below("status", &encoded(old), &encoded(new))?;
+    Some(Value::Object(Map::from_iter([("status".to_owned(), status), ("metadata".to_owned(), json!({"uid": uid}))])))
 }
 
 /// The patch of a node's `/status`; None when nothing changed. Addresses are replaced as a whole when they change: two of one type are
 /// allowed, although the API merges them by type.
 pub fn node_status(old: &NodeStatus, new: &NodeStatus) -> Option<Value> {
-    let mut patch = strategic(&json!({"status": encoded(old)}), &json!({"status": encoded(new)}))?;
+    let mut status = below("status", &encoded(old), &encoded(new))?;
     if old.addresses != new.addresses
-        && let Some(status) = patch.get_mut("status").and_then(Value::as_object_mut)
+        && let Some(status) = status.as_object_mut()
     {
         status.remove("$setElementOrder/addresses");
         let mut addresses = vec![json!({"$patch": "replace"})];
         addresses.extend(new.addresses.iter().flatten().map(encoded));
         status.insert("addresses".to_owned(), addresses.into());
     }
-    Some(patch)
+    Some(Value::Object(Map::from_iter([("status".to_owned(), status)])))
 }
 
 /// The patch of a node's labels, annotations and spec; None when nothing changed.

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use bytes::{Bytes, BytesMut};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, Status};
 use k8s_openapi::{Metadata, Resource};
+use memchr::{memchr2, memmem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
@@ -35,7 +36,7 @@ pub(crate) fn without_managed_fields(json: &[u8]) -> Cow<'_, [u8]> {
     let mut out = Vec::new();
     let mut kept = 0;
     let mut from = 0;
-    while let Some(at) = json[from..].windows(KEY.len()).position(|part| part == KEY).map(|at| from + at) {
+    while let Some(at) = memmem::find(&json[from..], KEY).map(|at| from + at) {
         from = at + KEY.len();
         // A quote within a string has a backslash before it, so this is a key. With the comma before it, or the one after it, it can go.
         let Some(end) = end_of_list(json, from) else { break };
@@ -65,8 +66,12 @@ fn end_of_list(json: &[u8], mut at: usize) -> Option<usize> {
             b'"' => {
                 at += 1;
                 // To the next quote without a backslash before it; what follows a backslash is passed over.
-                while json.get(at)? != &b'"' {
-                    at += if json[at] == b'\\' { 2 } else { 1 };
+                loop {
+                    at += memchr2(b'"', b'\\', json.get(at..)?)?;
+                    if json[at] == b'"' {
+                        break;
+                    }
+                    at += 2;
                 }
             }
             _ => {}

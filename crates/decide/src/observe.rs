@@ -77,7 +77,7 @@ fn sandbox_ips(status: &v1::PodSandboxStatus) -> Vec<String> {
         .collect()
 }
 
-fn state(value: i32) -> ContainerState {
+pub(crate) fn state(value: i32) -> ContainerState {
     match v1::ContainerState::try_from(value) {
         Ok(v1::ContainerState::ContainerCreated) => ContainerState::Created,
         Ok(v1::ContainerState::ContainerRunning) => ContainerState::Running,

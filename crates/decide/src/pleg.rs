@@ -100,6 +100,90 @@ impl Fingerprint {
     }
 }
 
+/// How far something of the runtime's has come. It goes only this way: the later of two stages that are told of it, in whatever order they come, is the
+/// newer one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// A container that was never started.
+    Created,
+    /// Running container, ready sandbox.
+    Running,
+    /// Exited container, sandbox not ready.
+    Exited,
+    /// The runtime has it no more.
+    Gone,
+}
+
+impl Stage {
+    /// Of a container; None for a state that says nothing of how far it has come.
+    pub fn of(state: ContainerState) -> Option<Self> {
+        match state {
+            ContainerState::Created => Some(Self::Created),
+            ContainerState::Running => Some(Self::Running),
+            ContainerState::Exited => Some(Self::Exited),
+            ContainerState::Unknown => None,
+        }
+    }
+
+    /// Of a sandbox.
+    pub fn of_sandbox(ready: bool) -> Self {
+        if ready { Self::Running } else { Self::Exited }
+    }
+}
+
+/// What events told of one pod, its sandbox and containers by CRI id. What is told twice, late or in another order comes to the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told(BTreeMap<Box<str>, Stage>);
+
+impl Told {
+    /// What one event says; None when it shows something that cannot be told apart by stages.
+    pub fn by(event: &v1::ContainerEventResponse) -> Option<Self> {
+        let mut told = Self::default();
+        if let Some(sandbox) = &event.pod_sandbox_status {
+            let ready = sandbox.state == v1::PodSandboxState::SandboxReady as i32;
+            told.add(&sandbox.id, Stage::of_sandbox(ready));
+        }
+        for status in &event.containers_statuses {
+            told.add(&status.id, Stage::of(observe::state(status.state))?);
+        }
+        let stage = match v1::ContainerEventType::try_from(event.container_event_type).ok()? {
+            v1::ContainerEventType::ContainerCreatedEvent => Stage::Created,
+            v1::ContainerEventType::ContainerStartedEvent => Stage::Running,
+            v1::ContainerEventType::ContainerStoppedEvent => Stage::Exited,
+            v1::ContainerEventType::ContainerDeletedEvent => Stage::Gone,
+        };
+        told.add(&event.container_id, stage);
+        Some(told)
+    }
+
+    fn add(&mut self, id: &str, stage: Stage) {
+        let known = self.0.entry(id.into()).or_insert(stage);
+        *known = stage.max(*known);
+    }
+
+    /// Takes in what another event says.
+    pub fn join(&mut self, other: Self) {
+        for (id, stage) in other.0 {
+            self.add(&id, stage);
+        }
+    }
+
+    /// Of how many sandboxes and containers something is told.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Nothing is told.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What is told, by CRI id.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Stage)> {
+        self.0.iter().map(|(id, stage)| (&**id, *stage))
+    }
+}
+
 /// The events between two looks, for pods that changed only. Cost: the size of both.
 pub fn diff(old: &Fingerprint, new: &Fingerprint) -> BTreeMap<PodUid, Vec<PlegEvent>> {
     let none = BTreeMap::new();
@@ -259,6 +343,80 @@ mod tests {
         assert_eq!(of(&[run, ("p", "d", Seen::Running)], &[("p", "d", Seen::Running)]), [Died(id()), Removed(id())]);
         let other_pod = diff(&look(&[run, ("q", "x", Seen::Running)]), &look(&[exit, ("q", "x", Seen::Running)]));
         assert_eq!(other_pod.keys().collect::<Vec<_>>(), [&uid("p")]);
+    }
+
+    fn event(
+        kind: v1::ContainerEventType,
+        about: &str,
+        ready: bool,
+        containers: &[(&str, v1::ContainerState)],
+    ) -> v1::ContainerEventResponse {
+        let state = if ready { v1::PodSandboxState::SandboxReady } else { v1::PodSandboxState::SandboxNotready };
+        v1::ContainerEventResponse {
+            container_id: about.into(),
+            container_event_type: kind.into(),
+            pod_sandbox_status: Some(v1::PodSandboxStatus {
+                id: "s".into(),
+                state: state.into(),
+                ..Default::default()
+            }),
+            containers_statuses: containers
+                .iter()
+                .map(|(id, state)| v1::ContainerStatus {
+                    id: (*id).into(),
+                    state: (*state).into(),
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_an_event_tells() {
+        use v1::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent, ContainerStoppedEvent};
+        use v1::ContainerState::{ContainerExited, ContainerRunning, ContainerUnknown};
+        let told = |event| Told::by(&event).map(|t| t.iter().map(|(id, s)| (id.to_owned(), s)).collect::<Vec<_>>());
+        let all =
+            |pairs: &[(&str, Stage)]| Some(pairs.iter().map(|(id, s)| ((*id).to_owned(), *s)).collect::<Vec<_>>());
+        // A runtime that removes after it has told: the event counts, not what it still shows.
+        assert_eq!(
+            told(event(ContainerDeletedEvent, "c", true, &[("c", ContainerExited), ("d", ContainerRunning)])),
+            all(&[("c", Stage::Gone), ("d", Stage::Running), ("s", Stage::Running)])
+        );
+        // An event that came late shows more than it says.
+        assert_eq!(
+            told(event(ContainerStartedEvent, "c", false, &[("c", ContainerExited)])),
+            all(&[("c", Stage::Exited), ("s", Stage::Exited)])
+        );
+        // One without statuses.
+        assert_eq!(
+            told(event(ContainerStoppedEvent, "c", true, &[])),
+            all(&[("c", Stage::Exited), ("s", Stage::Running)])
+        );
+        assert_eq!(told(event(ContainerStoppedEvent, "c", true, &[("d", ContainerUnknown)])), None);
+        let odd = v1::ContainerEventResponse { container_event_type: 9, ..Default::default() };
+        assert_eq!(told(odd), None);
+    }
+
+    proptest! {
+        /// Lost, doubled and swapped events: what is known never goes back, and the newest of those that came is known.
+        #[test]
+        fn what_is_told_never_goes_back(order in proptest::collection::vec(0usize..4, 1..12)) {
+            use v1::ContainerEventType as Kind;
+            let life = [
+                (Kind::ContainerCreatedEvent, Stage::Created),
+                (Kind::ContainerStartedEvent, Stage::Running),
+                (Kind::ContainerStoppedEvent, Stage::Exited),
+                (Kind::ContainerDeletedEvent, Stage::Gone),
+            ];
+            let mut told = Told::default();
+            for &n in &order {
+                told.join(Told::by(&event(life[n].0, "c", true, &[])).expect("stages"));
+            }
+            let newest = order.iter().map(|&n| life[n].1).max();
+            prop_assert_eq!(told.iter().find(|(id, _)| *id == "c").map(|(_, stage)| stage), newest);
+        }
     }
 
     #[test]

@@ -35,10 +35,67 @@ pub fn give_back() {
 /// Memory of this process that is resident and its own (not a file's), in bytes; None when the kernel does not say.
 #[must_use]
 pub fn resident() -> Option<usize> {
+    let (all, shared) = statm()?;
+    Some(all.saturating_sub(shared))
+}
+
+/// Pages of files that are mapped and resident, most of them the program's, in bytes; None when the kernel does not say.
+#[must_use]
+pub fn resident_files() -> Option<usize> {
+    Some(statm()?.1)
+}
+
+/// Resident memory, and what of it is of files or shared; in bytes.
+fn statm() -> Option<(usize, usize)> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = statm.split_whitespace().skip(1).map_while(|n| n.parse::<usize>().ok());
-    let (all, shared) = (pages.next()?, pages.next()?);
-    Some(all.saturating_sub(shared) * rustix::param::page_size())
+    let page = rustix::param::page_size();
+    Some((pages.next()? * page, pages.next()? * page))
+}
+
+/// Lets go of the program's own code and constants: what is needed comes back from the kernel's cache of the file with the next touch, 64 KiB at a
+/// time, and what ran at the start only does not. Elsewhere than on Linux with glibc it does nothing.
+pub fn let_go_of_code() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        let mut segments: Vec<(usize, usize)> = Vec::new();
+        // SAFETY: dl_iterate_phdr(3) calls `program_segments` during this call only, with the pointer to `segments`, which outlives it.
+        unsafe {
+            libc::dl_iterate_phdr(Some(program_segments), std::ptr::from_mut(&mut segments).cast());
+        }
+        for (from, length) in segments {
+            // SAFETY: these are whole pages of segments that the program's header maps from its file without the right to write, so none of them holds anything
+            // but the file's content, and the next touch maps that again. A failure leaves things as they are.
+            unsafe {
+                libc::madvise(from as *mut libc::c_void, length, libc::MADV_DONTNEED);
+            }
+        }
+    }
+}
+
+/// Takes down the segments of the program itself that were never writable, in whole pages: those of its header with that right hold relocated
+/// addresses, even where they were protected afterwards.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+unsafe extern "C" fn program_segments(
+    info: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    segments: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: the caller, dl_iterate_phdr(3), passes a valid `info`, whose header stays as long as the object is loaded, and what `let_go_of_code` gave it.
+    let (info, segments) = unsafe { (&*info, &mut *segments.cast::<Vec<(usize, usize)>>()) };
+    // SAFETY: as above; the header has that many entries.
+    let header = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let page = rustix::param::page_size();
+    for segment in header.iter().filter(|s| s.p_type == libc::PT_LOAD && s.p_flags & libc::PF_W == 0) {
+        let from = info.dlpi_addr as usize + segment.p_vaddr as usize;
+        // A page that is shared with the next segment is that one's.
+        let (first, end) = (from.next_multiple_of(page), (from + segment.p_filesz as usize) / page * page);
+        if end > first {
+            segments.push((first, end - first));
+        }
+    }
+    // The first object is the program; the others, the C library for one, are shared with other programs.
+    1
 }
 
 /// The allocator's figures, in bytes but for the last one.
@@ -81,6 +138,23 @@ mod tests {
         let after = super::resident().unwrap();
         assert!(after + (8 << 20) < before, "{before} before, {after} after");
         drop(all);
+    }
+
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[test]
+    fn code_that_was_let_go_of_comes_back() {
+        let used = || (0..1000).map(|n| format!("{n:e} {n:?}").len()).sum::<usize>();
+        let (expected, text) = (used(), "a constant of the program".to_owned());
+        for _ in 0..3 {
+            super::let_go_of_code();
+            assert_eq!(used(), expected);
+            assert_eq!(std::hint::black_box("a constant of the program"), text);
+        }
+        // What does not run again stays away.
+        let before = super::resident_files().unwrap();
+        super::let_go_of_code();
+        let after = super::resident_files().unwrap();
+        assert!(after < before, "{before} before, {after} after");
     }
 
     #[cfg(target_env = "gnu")]

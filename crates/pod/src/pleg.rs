@@ -1,12 +1,12 @@
 //! Seeing what runs: the pod lifecycle event generator.
 //!
 //! ```text
-//!   runtime events ──▶ wake the pod's worker            (normal path, milliseconds)
+//!   runtime events ──▶ tell the pod's worker            (normal path, milliseconds)
 //!   relist         ──▶ compare with the last ──▶ wake    (repair; every 1 s without a trusted stream, every 60 s with one)
 //! ```
 //!
-//! The generator never says *what* changed: it wakes the worker of the pod, and the worker looks for itself. A lost wake-up costs at
-//! most one relist period. Pods that only the runtime knows are published in [`RuntimePods`] for the dispatcher.
+//! An event says how far the pod's containers have come; a worker that knows that already goes on resting, another one looks at what is news
+//! (`sync::observe`). A relist never says *what* changed: the worker looks at all of its pod. A lost event costs at most one relist period. Pods that only the runtime knows are published in [`RuntimePods`] for the dispatcher.
 //!
 //! Task: owned by wire.rs, ends with [`Tasks::stop`]. Inputs: the runtime's lists and events. No queue: its outputs are watch
 //! channels. Deadline: the CRI client's for each list. Runtime slow or gone: the last good pass ages, [`Health`] turns unhealthy after the
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use cri::port::{Outcome, RuntimeReader};
 use cri_api::v1;
-use decide::pleg::{Fingerprint, RuntimeFacts};
+use decide::pleg::{Fingerprint, RuntimeFacts, Told};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -243,7 +243,7 @@ impl Pleg {
         }
     }
 
-    /// An event came: wake the worker of its pod.
+    /// An event came: tell the worker of its pod.
     fn announce(&mut self, event: &v1::ContainerEventResponse) {
         let made = Timestamp::from_nanosecond(i128::from(event.created_at)).ok().filter(|_| event.created_at > 0);
         if let Some(made) = made {
@@ -252,15 +252,15 @@ impl Pleg {
         }
         // An event without the sandbox's status does not say whose it is: the next pass finds out.
         if let Some(metadata) = event.pod_sandbox_status.as_ref().and_then(|s| s.metadata.as_ref()) {
-            self.wake(&PodUid::new(metadata.uid.as_str()));
-        }
-    }
-
-    fn wake(&mut self, uid: &PodUid) {
-        self.unannounced.remove(uid);
-        self.announced.insert(uid.clone());
-        if let Some(entry) = self.registry.get(uid) {
-            entry.wake();
+            let uid = PodUid::new(metadata.uid.as_str());
+            self.unannounced.remove(&uid);
+            if let Some(entry) = self.registry.get(&uid) {
+                match Told::by(event) {
+                    Some(told) => entry.tell(told),
+                    None => entry.wake(),
+                }
+            }
+            self.announced.insert(uid);
         }
     }
 

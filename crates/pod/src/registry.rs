@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use decide::pleg::Told;
 use futures::FutureExt;
 use jiff::Timestamp;
 use model::api::PodStatus;
@@ -20,6 +21,9 @@ use tokio::sync::{Notify, oneshot};
 const TIMELINE_MAX: usize = 64;
 /// How many of the first records are never folded away.
 const TIMELINE_HEAD: usize = 24;
+
+/// Of how many sandboxes and containers an entry keeps what was told; beyond that the worker looks at everything.
+const TOLD_MAX: usize = 64;
 
 /// Where the worker of a pod is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +133,8 @@ pub struct PodEntry {
     pub uid: PodUid,
     view: Mutex<PodView>,
     wake: Notify,
+    look: AtomicBool,
+    told: Mutex<Told>,
     objects_changed: AtomicBool,
     verdict_changed: AtomicBool,
     collect: Mutex<Vec<Collect>>,
@@ -153,6 +159,8 @@ impl PodEntry {
                 timeline: Vec::new(),
             }),
             wake: Notify::new(),
+            look: AtomicBool::new(false),
+            told: Mutex::default(),
             objects_changed: AtomicBool::new(false),
             verdict_changed: AtomicBool::new(false),
             collect: Mutex::default(),
@@ -164,9 +172,28 @@ impl PodEntry {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the pod's worker: something of it changed in the runtime. Wakes coalesce; one that comes during a round is kept for the next.
+    /// Wakes the pod's worker, to look at all of the pod. Wakes coalesce; one that comes during a round is kept for the next.
     pub fn wake(&self) {
+        self.look.store(true, Ordering::Release);
         self.wake.notify_one();
+    }
+
+    /// An event of the runtime told this of the pod: its worker looks when that is news.
+    pub fn tell(&self, told: Told) {
+        let full = {
+            let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            all.join(told);
+            all.len() > TOLD_MAX
+        };
+        if full {
+            self.take_told();
+            self.look.store(true, Ordering::Release);
+        }
+        self.wake.notify_one();
+    }
+
+    fn take_told(&self) -> Told {
+        std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// An object of the API server that the pod uses changed: its volumes are written anew at once, and what waits for the object is tried again.
@@ -202,9 +229,17 @@ impl PodEntry {
         std::mem::take(&mut *self.collect.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Forgets wake-ups that came until now: what follows looks at everything anyway.
-    pub fn settle(&self) {
+    /// Why the worker was woken since the last call: what it was told, or None when it is to look at everything.
+    pub fn settle(&self) -> Option<Told> {
         let _ = self.wake.notified().now_or_never();
+        let told = self.take_told();
+        (!self.look.swap(false, Ordering::AcqRel)).then_some(told)
+    }
+
+    /// Why the worker was woken, without forgetting it; None as in [`PodEntry::settle`].
+    pub fn told(&self) -> Option<Told> {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (!self.look.load(Ordering::Acquire)).then_some(told)
     }
 
     /// Waits for [`PodEntry::wake`].

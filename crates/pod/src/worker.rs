@@ -294,6 +294,8 @@ pub(crate) struct Worker {
     pub(crate) kept_probes: Option<BTreeMap<String, Found>>,
     /// When its end began.
     pub(crate) ending_since: Option<Instant>,
+    /// Containers that the round started, with their sandboxes.
+    pub(crate) made: Vec<(String, String)>,
     /// Containers whose preStop hook was begun.
     pub(crate) hooked: Mutex<HashSet<String>>,
     /// Why the pod ends, once it does.
@@ -353,6 +355,7 @@ pub fn spawn(
         resync: Resync::default(),
         kept_probes: None,
         ending_since: None,
+        made: Vec::new(),
         hooked: Mutex::default(),
         ending: None,
         quiet_until: None,
@@ -407,7 +410,7 @@ impl Worker {
             // On the heap while it runs: a pod at rest, which most are, holds nothing of a round.
             let next = match on_time && self.may_rest_on() {
                 true => Box::pin(self.rest_on(&pod)).await,
-                false => Box::pin(self.sync_round(&pod)).await,
+                false => Box::pin(self.sync_round(&pod, on_time && !self.looked_lately())).await,
             };
             match next {
                 Next::Ended => {
@@ -476,15 +479,22 @@ impl Worker {
         }
     }
 
-    /// Waits for the moment, a wake-up or a new intent. True when it was the moment that came, None when the agent stops.
+    /// Waits for the moment, a wake-up or a new intent. True when it was the moment that came, None when the agent stops. Events that tell a worker at
+    /// rest what it knows do not wake it.
     async fn wait(&mut self, at: Instant) -> Option<bool> {
         let quiet = self.quiet_until.take().unwrap_or_else(Instant::now);
-        tokio::select! {
-            biased;
-            () = self.stop.cancelled() => None,
-            changed = self.intent.changed() => changed.ok().map(|()| false),
-            () = async { self.entry.woken().await; tokio::time::sleep_until(quiet).await } => Some(false),
-            () = tokio::time::sleep_until(at) => Some(true),
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return None,
+                changed = self.intent.changed() => return changed.ok().map(|()| false),
+                () = async { self.entry.woken().await; tokio::time::sleep_until(quiet).await } => {}
+                () = tokio::time::sleep_until(at) => return Some(true),
+            }
+            let known = self.at_rest && self.entry.told().is_some_and(|told| self.observer.knows(&told));
+            if !known {
+                return Some(false);
+            }
         }
     }
 

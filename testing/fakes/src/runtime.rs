@@ -47,6 +47,8 @@ pub struct Settings {
     pub lost_events: f64,
     /// The chance of an event to come twice.
     pub doubled_events: f64,
+    /// The chance of an event to come only after the next one.
+    pub late_events: f64,
     /// Whether lists in parts are implemented, and the number of items in a part.
     pub list_streaming: Option<usize>,
     /// Whether images that were never named can be pulled.
@@ -85,6 +87,7 @@ impl Default for Settings {
             events: true,
             lost_events: 0.0,
             doubled_events: 0.0,
+            late_events: 0.0,
             list_streaming: None,
             open_registry: true,
             log_files: false,
@@ -201,6 +204,19 @@ impl FakeRuntime {
     /// Ends a sandbox's own process, as when pause is killed.
     pub fn end_sandbox(&self, sandbox_id: &str) {
         self.with(|state| state.end_sandbox(sandbox_id));
+    }
+
+    // ---- Events
+
+    /// The last event that was not lost.
+    pub fn last_event(&self) -> Option<v1::ContainerEventResponse> {
+        self.with(|state| state.last_event.clone())
+    }
+
+    /// Tells whoever listens this event, whether or not it is so.
+    pub fn tell(&self, event: v1::ContainerEventResponse) {
+        // Fails when no one listens, which is no one's loss.
+        self.with(|state| state.events.send(event).ok());
     }
 
     // ---- Faults

@@ -402,7 +402,7 @@ impl Node {
         self.host().heal();
         self.runtime().configure(|s| {
             s.status = fakes::Settings::default().status;
-            (s.lost_events, s.doubled_events) = (0.0, 0.0);
+            (s.lost_events, s.doubled_events, s.late_events) = (0.0, 0.0, 0.0);
         });
         for pod in self.wanted() {
             for c in pod.containers() {

@@ -64,6 +64,7 @@ pub async fn play(seed: u64) -> Tally {
         events: random.random_bool(0.8),
         lost_events: *[0.0, 0.0, 0.1, 1.0].choose(&mut random).unwrap_or(&0.0),
         doubled_events: *[0.0, 0.3].choose(&mut random).unwrap_or(&0.0),
+        late_events: *[0.0, 0.3].choose(&mut random).unwrap_or(&0.0),
         ..Default::default()
     };
     let node = Node::with(Setup { seed, runtime }).await;

@@ -1,17 +1,59 @@
 //! The client as every API.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenReview};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, PodStatus, ServiceAccount,
+};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{AuthApi, CertificateApi, EventApi, LeaseApi, NodeApi, PodApi, StorageApi};
 use crate::client::{Client, PatchType};
 use crate::error::ClusterResult;
+use crate::events::StoredEvent;
+
+/// What is read of a pod whose status was patched: its spec and its managedFields, which are most of it, are passed over.
+#[derive(Deserialize)]
+struct PodAnswer {
+    #[serde(default)]
+    metadata: AnswerMeta,
+    status: Option<PodStatus>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AnswerMeta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    deletion_timestamp: Option<Time>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+impl From<PodAnswer> for Pod {
+    fn from(PodAnswer { metadata, status }: PodAnswer) -> Self {
+        let AnswerMeta { name, namespace, uid, resource_version, deletion_timestamp, annotations } = metadata;
+        let metadata = ObjectMeta {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            deletion_timestamp,
+            annotations,
+            ..ObjectMeta::default()
+        };
+        Self { metadata, spec: None, status }
+    }
+}
 
 #[async_trait]
 impl PodApi for Client {
@@ -24,7 +66,9 @@ impl PodApi for Client {
     }
 
     async fn patch_pod_status(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<Pod> {
-        self.patch(Some(namespace), name, Some("status"), PatchType::Strategic, patch).await
+        let answer: PodAnswer =
+            self.patch_for::<Pod, _>(Some(namespace), name, Some("status"), PatchType::Strategic, patch).await?;
+        Ok(answer.into())
     }
 
     async fn delete_pod(
@@ -86,12 +130,12 @@ impl LeaseApi for Client {
 
 #[async_trait]
 impl EventApi for Client {
-    async fn create_event(&self, event: &Event) -> ClusterResult<Event> {
-        self.create(event).await
+    async fn create_event(&self, event: &Event) -> ClusterResult<StoredEvent> {
+        self.create_for(event).await
     }
 
-    async fn patch_event(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<Event> {
-        self.patch(Some(namespace), name, None, PatchType::Strategic, patch).await
+    async fn patch_event(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<StoredEvent> {
+        self.patch_for::<Event, _>(Some(namespace), name, None, PatchType::Strategic, patch).await
     }
 }
 

@@ -15,6 +15,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde_json::Value;
 
 use crate::error::ClusterResult;
+use crate::events::StoredEvent;
 
 /// Pods and mirror pods.
 #[async_trait]
@@ -24,7 +25,8 @@ pub trait PodApi: Send + Sync {
     /// POST (mirror pods). [`crate::ClusterError::is_already_exists`] when there is one of that name.
     async fn create_pod(&self, pod: &Pod) -> ClusterResult<Pod>;
     /// Strategic merge PATCH of `/status`, made by [`crate::patch::pod_status`];
-    /// [`crate::ClusterError::is_other_uid`] when the pod has another uid.
+    /// [`crate::ClusterError::is_other_uid`] when the pod has another uid. The answer is what of the pod a status' writer needs: who it is, its
+    /// annotations, whether it is being deleted, its status.
     async fn patch_pod_status(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<Pod>;
     /// DELETE with this grace (seconds), only if the pod has this uid ([`crate::ClusterError::is_other_uid`] otherwise).
     async fn delete_pod(&self, namespace: &str, name: &str, grace_seconds: i64, uid: Option<&str>)
@@ -65,9 +67,9 @@ pub trait LeaseApi: Send + Sync {
 #[async_trait]
 pub trait EventApi: Send + Sync {
     /// POST.
-    async fn create_event(&self, event: &Event) -> ClusterResult<Event>;
+    async fn create_event(&self, event: &Event) -> ClusterResult<StoredEvent>;
     /// Strategic merge PATCH (count, last timestamp).
-    async fn patch_event(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<Event>;
+    async fn patch_event(&self, namespace: &str, name: &str, patch: &Value) -> ClusterResult<StoredEvent>;
 }
 
 /// Who may do what: tokens for pods, and the server's questions about its callers.

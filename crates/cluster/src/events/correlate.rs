@@ -6,6 +6,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -36,6 +37,28 @@ pub enum Outcome {
         /// The strategic merge patch.
         patch: Value,
     },
+}
+
+/// What the server made of an event, as far as somebody needs it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct StoredEvent {
+    /// Its name and version.
+    pub metadata: StoredMeta,
+    /// How often it happened.
+    pub count: Option<i32>,
+    /// When it happened first.
+    pub first_timestamp: Option<Time>,
+}
+
+/// The name and version of an event.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct StoredMeta {
+    /// Name.
+    pub name: Option<String>,
+    /// Version.
+    pub resource_version: Option<String>,
 }
 
 /// What stands for the parts that make two events the same: a digest, since the parts take a hundred times more room, for thousands of events.
@@ -185,12 +208,12 @@ impl Correlator {
     }
 
     /// The server's version of an event that was written: its name and count are what the next one goes on from.
-    pub fn written(&mut self, event: &Event) {
+    pub fn written(&mut self, event: &Event, stored: StoredEvent) {
         let seen = Seen {
-            count: event.count.unwrap_or(1),
-            first: event.first_timestamp.clone(),
-            name: event.metadata.name.clone(),
-            resource_version: event.metadata.resource_version.clone(),
+            count: stored.count.unwrap_or(1),
+            first: stored.first_timestamp,
+            name: stored.metadata.name,
+            resource_version: stored.metadata.resource_version,
         };
         let slot = self.seen.entry(&exact_key(event), || seen.clone());
         *slot = seen;
@@ -306,9 +329,9 @@ mod tests {
     fn the_same_event_becomes_a_count() {
         let mut c = Correlator::default();
         let Outcome::Create(first) = c.correlate(event("m", 0), at(0)) else { panic!() };
-        let mut stored = *first.clone();
-        stored.metadata.resource_version = Some("42".into());
-        c.written(&stored);
+        let metadata = StoredMeta { name: first.metadata.name.clone(), resource_version: Some("42".into()) };
+        let first_timestamp = first.first_timestamp.clone();
+        c.written(&first, StoredEvent { metadata, count: first.count, first_timestamp });
         let Outcome::Patch { event: second, patch } = c.correlate(event("m", 30), at(30)) else { panic!() };
         assert_eq!(second.metadata.name, first.metadata.name);
         assert_eq!(second.metadata.resource_version.as_deref(), Some("42"));

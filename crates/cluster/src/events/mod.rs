@@ -4,5 +4,5 @@ pub mod correlate;
 mod lru;
 pub mod recorder;
 
-pub use correlate::{Correlator, Outcome};
+pub use correlate::{Correlator, Outcome, StoredEvent};
 pub use recorder::{EventWriter, Recorder};

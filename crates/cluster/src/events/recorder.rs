@@ -138,7 +138,7 @@ impl EventWriter {
             let error = match result {
                 Ok(stored) => {
                     self.refused = None;
-                    return self.correlator.written(&stored);
+                    return self.correlator.written(&event, stored);
                 }
                 // The event has expired on the server (an hour, by default): it is made anew, at once.
                 Err(error) if error.is_not_found() && patch.take().is_some() => continue,
@@ -179,6 +179,7 @@ mod tests {
 
     use super::*;
     use crate::error::ClusterResult;
+    use crate::events::StoredEvent;
 
     #[derive(Default)]
     struct Api {
@@ -187,7 +188,7 @@ mod tests {
     }
 
     impl Api {
-        fn answer(&self, call: String, event: Event) -> ClusterResult<Event> {
+        fn answer(&self, call: String, event: StoredEvent) -> ClusterResult<StoredEvent> {
             self.calls.lock().unwrap().push(call);
             match self.script.lock().unwrap().pop() {
                 Some(kind) => Err(ClusterError::new("event", kind, "no")),
@@ -202,15 +203,17 @@ mod tests {
 
     #[async_trait]
     impl EventApi for Api {
-        async fn create_event(&self, event: &Event) -> ClusterResult<Event> {
+        async fn create_event(&self, event: &Event) -> ClusterResult<StoredEvent> {
             assert!(event.metadata.resource_version.is_none());
-            let mut stored = event.clone();
+            let mut stored = StoredEvent { count: event.count, ..StoredEvent::default() };
+            stored.metadata.name.clone_from(&event.metadata.name);
             stored.metadata.resource_version = Some("1".into());
             self.answer(format!("create {}", event.message.as_deref().unwrap()), stored)
         }
 
-        async fn patch_event(&self, _: &str, name: &str, patch: &Value) -> ClusterResult<Event> {
-            let stored = Event { count: patch["count"].as_i64().map(|c| c as i32), ..Event::default() };
+        async fn patch_event(&self, _: &str, name: &str, patch: &Value) -> ClusterResult<StoredEvent> {
+            let mut stored = StoredEvent { count: patch["count"].as_i64().map(|c| c as i32), ..StoredEvent::default() };
+            stored.metadata.name = Some(name.to_owned());
             self.answer(format!("patch {} {}", name.split('.').next().unwrap(), patch["count"]), stored)
         }
     }

@@ -17,15 +17,15 @@ use crate::worker::Worker;
 const COLLECT: Duration = Duration::from_secs(60);
 
 impl Worker {
-    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`] unless somebody asks. True when it was done.
-    pub(super) async fn collect(&mut self, observed: &ObservedPod) -> bool {
+    /// Removes dead containers and sandboxes that are not kept, at most once a [`COLLECT`] unless somebody asks. None when it was not done; whether
+    /// something was removed.
+    pub(super) async fn collect(&mut self, observed: &ObservedPod) -> Option<bool> {
         let asked = self.entry.take_collect();
         if self.collected.elapsed() < COLLECT && asked.is_empty() {
-            return false;
+            return None;
         }
         self.collected = Instant::now();
-        self.remove_dead(observed, asked).await;
-        true
+        Some(self.remove_dead(observed, asked).await)
     }
 
     /// The same for a pod of which nothing runs any more, while its source still holds it. `due`: whether or not somebody asks.
@@ -35,12 +35,14 @@ impl Worker {
             return;
         }
         match self.observe().await {
-            Ok(observed) => self.remove_dead(&observed, asked).await,
+            Ok(observed) => {
+                self.remove_dead(&observed, asked).await;
+            }
             Err(e) => self.note_failure("collect", &e.to_string()),
         }
     }
 
-    async fn remove_dead(&mut self, observed: &ObservedPod, asked: Vec<Collect>) {
+    async fn remove_dead(&mut self, observed: &ObservedPod, asked: Vec<Collect>) -> bool {
         let (mut these, mut all) = (Vec::new(), false);
         // Dropped, and so answered, at the end.
         let mut answers = Vec::new();
@@ -76,7 +78,11 @@ impl Worker {
                 });
             }
         }
+        let mut any = false;
         for removal in removals {
+            let id = match &removal {
+                Removal::Container { id, .. } | Removal::Sandbox { id, .. } => id.clone(),
+            };
             let removed = match removal {
                 Removal::Container { id, name, stop_first, .. } => {
                     let log = observed.containers.iter().find(|c| c.id == id).map_or("", |c| c.log_path.as_str());
@@ -93,9 +99,15 @@ impl Worker {
                 }
                 Removal::Sandbox { id, .. } => self.remove_sandbox(&id).await,
             };
-            if let Err(reason) = removed {
-                self.note_failure("collect", &reason);
+            any |= removed.is_ok();
+            match removed {
+                Ok(()) => self.observer.changed(&[id], &[]),
+                Err(reason) => {
+                    self.observer.doubt();
+                    self.note_failure("collect", &reason);
+                }
             }
         }
+        any
     }
 }

@@ -50,17 +50,17 @@ const SHORT_RESYNCS: u32 = 9;
 const ROUNDS_MAX: usize = 4096;
 
 impl Worker {
-    /// Rounds until there is nothing to do, or something must be waited for.
-    pub(crate) async fn sync_round(&mut self, pod: &DesiredPod) -> Next {
+    /// Rounds until there is nothing to do, or something must be waited for. `anew`: whatever is known, the first look is at all of the pod.
+    pub(crate) async fn sync_round(&mut self, pod: &DesiredPod, anew: bool) -> Next {
         let begin = Instant::now();
-        let next = self.rounds(pod).await;
+        let next = self.rounds(pod, anew).await;
         let operation = if self.started { WorkerOperation::Sync } else { WorkerOperation::Create };
         self.deps.metrics.pod_worker(operation, begin.elapsed());
         self.started = true;
         next
     }
 
-    async fn rounds(&mut self, pod: &DesiredPod) -> Next {
+    async fn rounds(&mut self, pod: &DesiredPod, anew: bool) -> Next {
         self.follow_objects(pod);
         let form = self.resized_form(pod);
         if let Err(reason) = self.act_on_verdict(&form).await {
@@ -69,9 +69,7 @@ impl Worker {
         for round in 0..ROUNDS_MAX {
             let pod = &self.resized_form(pod);
             self.hold_newest(pod);
-            // What woke the worker until now, its own calls among it, is part of what is seen next.
-            self.entry.settle();
-            let observed = match self.observe().await {
+            let observed = match self.look(anew && round == 0).await {
                 Ok(observed) => observed,
                 Err(e) => return self.failed("observe", &e.to_string()),
             };
@@ -104,7 +102,10 @@ impl Worker {
             if plan.is_empty() && self.is_prepared(pod) {
                 let collected = self.collect(&observed).await;
                 self.refresh_volumes(pod).await;
-                return self.rest(pod, &observed, &plan, collected);
+                if collected.is_some_and(|removed| removed) {
+                    self.publish(pod, &self.seen_last());
+                }
+                return self.rest(pod, &observed, &plan, collected.is_some());
             }
             let prepared = self.is_prepared(pod);
             if let Err(next) = self.prepare(pod, &plan).await {
@@ -138,10 +139,7 @@ impl Worker {
         if !self.entry.take_verdict_changed() || !std::mem::take(&mut self.at_rest) {
             return Ok(());
         }
-        let seen = {
-            let view = self.entry.view();
-            self.observer.last(&self.entry.uid, &view.namespace, &view.name)
-        };
+        let seen = self.seen_last();
         self.publish(pod, &seen);
         let mut plan = self.plan(pod, &seen);
         plan.resize = None;
@@ -154,6 +152,19 @@ impl Worker {
         if verdict_alone && self.is_prepared(pod) { self.execute(pod, seen, &plan).await } else { Ok(()) }
     }
 
+    /// The pod as it is now. While the stream of events is trusted, and nothing was done to the pod but what the observer was told, only what is news is
+    /// asked for; else everything.
+    async fn look(&mut self, anew: bool) -> cri::port::CriResult<ObservedPod> {
+        // What woke the worker until now, its own calls among it, is part of what is seen next.
+        let told = self.entry.settle();
+        if let Some(told) = told.filter(|_| !anew && self.deps.health.borrow().evented)
+            && self.observer.catch_up(&told).await?
+        {
+            return Ok(self.seen_last());
+        }
+        self.observe().await
+    }
+
     /// A fresh look at the pod.
     pub(crate) async fn observe(&mut self) -> cri::port::CriResult<ObservedPod> {
         let (namespace, name) = {
@@ -162,6 +173,12 @@ impl Worker {
         };
         let uid = self.entry.uid.clone();
         self.observer.observe(&uid, &namespace, &name).await
+    }
+
+    /// What the last look showed.
+    fn seen_last(&self) -> ObservedPod {
+        let view = self.entry.view();
+        self.observer.last(&self.entry.uid, &view.namespace, &view.name)
     }
 
     /// The resources that the pod has, as far as is known.
@@ -262,12 +279,18 @@ impl Worker {
             && self.deps.health.borrow().evented
     }
 
+    /// Whether a round that time alone began may go by what is known: its wait was one at rest, and all of the pod was looked at not long ago.
+    pub(crate) fn looked_lately(&self) -> bool {
+        let lately = self.deps.settings.sync_frequency * SHORT_RESYNCS;
+        self.at_rest && self.observer.looked().is_some_and(|at| at.elapsed() < lately)
+    }
+
     /// A resync that goes by what is known: volumes show what they are to show now, forms of the pod that are over are let go.
     pub(crate) async fn rest_on(&mut self, pod: &DesiredPod) -> Next {
         self.follow_objects(pod);
         let pod = &self.resized_form(pod);
         if !self.is_prepared(pod) {
-            return Box::pin(self.sync_round(pod)).await;
+            return Box::pin(self.sync_round(pod, true)).await;
         }
         self.hold_newest(pod);
         self.refresh_volumes(pod).await;
@@ -359,8 +382,22 @@ impl Worker {
         self.deps.host.cgroup_parent(&decide::resources::pod_cgroup_name(&settings.kubepods, pod, true))
     }
 
+    /// Carries out one plan. Of one that only removed and started containers, all with success, the observer is told what there is to ask; after
+    /// anything else the next look is at all of the pod.
+    async fn execute(&mut self, pod: &DesiredPod, observed: ObservedPod, plan: &Plan) -> Result<(), String> {
+        let plain = !plan.kill_pod && plan.kill.is_empty() && plan.resize.is_none();
+        self.made.clear();
+        let done = self.carry_out(pod, observed, plan).await;
+        if plain && done.is_ok() && self.made.len() == plan.start.len() {
+            self.observer.changed(&plan.prune, &self.made);
+        } else {
+            self.observer.doubt();
+        }
+        done
+    }
+
     /// Carries out one plan, stage by stage.
-    async fn execute(&mut self, pod: &DesiredPod, mut observed: ObservedPod, plan: &Plan) -> Result<(), String> {
+    async fn carry_out(&mut self, pod: &DesiredPod, mut observed: ObservedPod, plan: &Plan) -> Result<(), String> {
         if plan.kill_pod {
             if matches!(plan.sandbox, SandboxStep::Create { .. }) && !observed.sandboxes.is_empty() {
                 let text = "Pod sandbox changed, it will be killed and re-created.";

@@ -181,6 +181,7 @@ impl Worker {
             self.note_given(pod, entry).await;
         }
         started.map_err(|e| StartFailure { id: Some(id.clone()), ..StartFailure::new("RunContainerError", e) })?;
+        self.made.push((id.clone(), sandbox_id.to_owned()));
         deps.events.normal(pod, name, "Started", "Container started");
         info!(pod = pod.full_name(), container = name, id, restarts = restart_count, "Started container");
         if let Err(e) = deps.host.link_log(pod, name, &id, restart_count).await {

@@ -99,6 +99,9 @@ pub(crate) struct State {
     pub(crate) violations: Vec<String>,
     pub(crate) random: SmallRng,
     pub(crate) events: broadcast::Sender<v1::ContainerEventResponse>,
+    pub(crate) last_event: Option<v1::ContainerEventResponse>,
+    /// One that comes after the next.
+    late_event: Option<v1::ContainerEventResponse>,
     pub(crate) up: bool,
     pub(crate) pod_cidr: String,
     /// Ends of processes to wake up for, taken by whoever locked the state.
@@ -128,6 +131,8 @@ impl State {
             violations: Vec::new(),
             random,
             events: broadcast::channel(4096).0,
+            last_event: None,
+            late_event: None,
             up: true,
             pod_cidr: String::new(),
             alarms: Vec::new(),
@@ -459,9 +464,18 @@ impl State {
             pod_sandbox_status: self.sandboxes.get(sandbox).map(|sandbox| sandbox.status()),
             containers_statuses: self.statuses_of(sandbox),
         };
-        for _ in 0..copies {
+        if copies == 0 {
+            return;
+        }
+        self.last_event = Some(event.clone());
+        let late = self.late_event.take();
+        if late.is_none() && self.settings.late_events > 0.0 && self.random.random_bool(self.settings.late_events) {
+            self.late_event = Some(event);
+            return;
+        }
+        for event in std::iter::repeat_n(event, copies).chain(late) {
             // Fails when no one listens, which is no one's loss.
-            let _ = self.events.send(event.clone());
+            let _ = self.events.send(event);
         }
     }
 

@@ -45,6 +45,121 @@ fn with_events_at_once_and_hardly_any_lists() {
     });
 }
 
+/// How often the pods' workers asked the runtime, by method; a relist takes no filter.
+fn asked(node: &Node, method: &str) -> usize {
+    node.runtime().calls_of(method).len()
+}
+
+/// What was asked from an exit until the pod has been at rest for some seconds: the statuses of the container that ended and of the one that runs now.
+#[test]
+fn an_exit_costs_no_lists() {
+    run(async {
+        let mut node = node(8, |_| {}).await;
+        let uid = seasoned(&mut node, "a").await;
+        // Not near a relist, which is due every full minute.
+        node.run(20 * SECOND).await;
+        for _ in 0..3 {
+            node.runtime().forget_calls();
+            assert!(restart_takes(&mut node, &uid).await <= millis(50));
+            node.run(5 * SECOND).await;
+            assert_eq!((asked(&node, "ListPodSandbox"), asked(&node, "ListContainers")), (0, 0));
+            assert_eq!((asked(&node, "ContainerStatus"), asked(&node, "PodSandboxStatus")), (2, 0));
+            node.run(15 * MINUTE - 5 * SECOND).await;
+        }
+        node.settle(MINUTE).await;
+    });
+}
+
+/// Events that tell what is known cost nothing, whenever and how often they come.
+#[test]
+fn old_news_is_no_news() {
+    run(async {
+        let mut node = node(9, |_| {}).await;
+        let uid = up(&mut node, "a.yaml", &Manifest::new("a")).await;
+        let started = node.runtime().last_event().expect("the event of its start");
+        node.run(3 * MINUTE + 20 * SECOND).await;
+        let stopped = {
+            assert!(restart_takes(&mut node, &uid).await <= millis(50));
+            let event = node.runtime().last_event().expect("the event of the second start");
+            let of_first = |c: &&cri_api::v1::ContainerStatus| c.state() == ContainerState::ContainerExited;
+            let first =
+                event.containers_statuses.iter().find(of_first).expect("the first one, which has ended").id.clone();
+            let kind = cri_api::v1::ContainerEventType::ContainerStoppedEvent.into();
+            cri_api::v1::ContainerEventResponse { container_id: first, container_event_type: kind, ..event }
+        };
+        node.run(5 * SECOND).await;
+        node.runtime().forget_calls();
+        for _ in 0..100 {
+            node.runtime().tell(started.clone());
+            node.runtime().tell(stopped.clone());
+            node.run(millis(20)).await;
+        }
+        for method in ["ListPodSandbox", "ListContainers", "ContainerStatus", "CreateContainer"] {
+            assert_eq!(asked(&node, method), 0, "{method}");
+        }
+        node.settle(MINUTE).await;
+    });
+}
+
+/// An event that comes late does not hide what came after it.
+#[test]
+fn a_stale_event_hides_no_exit() {
+    run(async {
+        for late_first in [true, false] {
+            let mut node = node(10, |_| {}).await;
+            let uid = up(&mut node, "a.yaml", &Manifest::new("a")).await;
+            let started = node.runtime().last_event().expect("the event of its start");
+            node.run(3 * MINUTE + 20 * SECOND).await;
+            let id = running_id(&node, &uid, "app");
+            if late_first {
+                node.runtime().tell(started.clone());
+            }
+            assert!(node.runtime().exit(&id, 1));
+            node.runtime().tell(started);
+            let again = |n: &Node| {
+                n.containers(&uid).iter().any(|c| c.id != id && c.state() == ContainerState::ContainerRunning)
+            };
+            assert!(node.until(millis(50), again).await);
+            node.settle(MINUTE).await;
+        }
+    });
+}
+
+/// Two containers end, and the event of the first is lost: that of the second shows both.
+#[test]
+fn an_event_shows_what_a_lost_one_told() {
+    run(async {
+        let mut node = node(11, |_| {}).await;
+        let two = Manifest::new("a").apps([sim::Container::new("app"), sim::Container::new("other")]);
+        let uid = up(&mut node, "a.yaml", &two).await;
+        node.run(3 * MINUTE + 20 * SECOND).await;
+        let (app, other) = (running_id(&node, &uid, "app"), running_id(&node, &uid, "other"));
+        node.runtime().configure(|s| s.lost_events = 1.0);
+        assert!(node.runtime().exit(&app, 1));
+        node.runtime().configure(|s| s.lost_events = 0.0);
+        assert!(node.runtime().exit(&other, 1));
+        let again =
+            |n: &Node| n.all_run(&uid) && running_id(n, &uid, "app") != app && running_id(n, &uid, "other") != other;
+        let in_time = node.until(millis(50), again).await;
+        assert!(in_time);
+        node.settle(MINUTE).await;
+    });
+}
+
+/// Every event comes after the one that follows it, as far as one does.
+#[test]
+fn late_events_are_made_good_by_the_relist() {
+    run(async {
+        let mut node = node(12, |s| s.late_events = 1.0).await;
+        let uid = seasoned(&mut node, "a").await;
+        for _ in 0..3 {
+            assert!(restart_takes(&mut node, &uid).await <= millis(61_000));
+            node.run(2 * MINUTE).await;
+        }
+        node.settle(MINUTE).await;
+    });
+}
+
 #[test]
 fn without_events_within_a_relist() {
     run(async {
