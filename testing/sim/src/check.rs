@@ -56,7 +56,13 @@ pub enum Fact {
         uid: String,
         /// The agent knows its form: it has a worker for it.
         known: bool,
+        /// The grace that whoever asked for its end gives it; None: its own.
+        grace: Option<u64>,
     },
+    /// The API server holds a final phase of this pod.
+    Over(String),
+    /// The machine's clock was set forward or back.
+    ClockJumped,
     /// A sandbox stands ready.
     SandboxReady {
         /// Its id.
@@ -116,6 +122,8 @@ pub enum Ask {
     RemoveSandbox(String),
     /// Something that a running container of this pod needs is taken away: its volumes, its directory, its cgroup, its logs.
     TakeAway(String, &'static str),
+    /// The object of this UID is to go from the API server.
+    DeleteObject(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +183,8 @@ struct Pod {
     doubtful: bool,
     /// When its images last changed under the same UID.
     changed: Option<At>,
+    /// The API holds a final phase of it since then.
+    over: Option<At>,
     /// Highest restartCount of each container that ran.
     counts: BTreeMap<String, u32>,
     delays: BTreeMap<String, Delay>,
@@ -187,6 +197,7 @@ pub struct Checker {
     containers: BTreeMap<String, Container>,
     sandboxes: BTreeMap<String, Sandbox>,
     agent_since: At,
+    jumped: Option<At>,
     violations: Vec<String>,
     /// Containers that no signal ends; a sandbox may be stopped around them.
     pub unkillable: BTreeSet<String>,
@@ -229,9 +240,20 @@ impl Checker {
                 }
                 pod.form = Some(form);
             }
-            Fact::Unwanted { uid, known } => {
+            Fact::Over(uid) => drop(self.pods.entry(uid).or_default().over.get_or_insert(at)),
+            Fact::ClockJumped => {
+                // Times of wall clocks and of nobody's clock do not go together any more.
+                self.jumped = Some(at);
+                self.pods.values_mut().for_each(|pod| pod.delays.clear());
+            }
+            Fact::Unwanted { uid, known, grace } => {
                 let pod = self.pods.entry(uid).or_default();
-                pod.known = known;
+                if let (Some(grace), Some(form)) = (grace, &mut pod.form) {
+                    form.grace = grace.max(1);
+                }
+                if pod.unwanted.is_none() {
+                    pod.known = known;
+                }
                 pod.unwanted.get_or_insert(at);
                 pod.end_began.get_or_insert(at);
             }
@@ -404,7 +426,8 @@ impl Checker {
         let edge = ran.is_some_and(|ran| ran.abs_diff(BACKOFF.2) < BACKOFF_EDGE);
         let wait = held.map_or(Duration::ZERO, |e| e.delay);
         // What the agent itself stopped may start again at once: it was not its fault.
-        let early = !stopped && !edge && at < exit + wait;
+        let jumped = self.jumped.is_some_and(|jumped| exit <= jumped);
+        let early = !stopped && !edge && !jumped && at < exit + wait;
         if stopped || edge {
             return;
         }
@@ -445,6 +468,7 @@ impl Checker {
                 }
             }
             Ask::Remove(id) => self.forced(at, &format!("RemoveContainer {id}"), |other, _| other == id),
+            Ask::DeleteObject(uid) => self.forced(at, &format!("deletion of the object {uid}"), |_, c| c.uid == *uid),
             Ask::TakeAway(uid, what) => self.forced(at, &format!("{what} of pod {uid}"), |_, c| c.uid == *uid),
         }
     }
@@ -456,7 +480,10 @@ impl Checker {
         };
         let late = pod.unwanted.is_some_and(|since| at > since.max(self.agent_since) + NOTICE);
         let (ending, since) = (pod.ending, pod.unwanted);
-        if late {
+        let over = pod.over.filter(|over| at > *over + NOTICE);
+        if over.is_some() {
+            self.accuse(at, format!("{what} was asked for in pod {uid}, which is over since {over:?}"));
+        } else if late {
             self.accuse(at, format!("{what} was asked for in pod {uid}, unwanted since {since:?}"));
         } else if ending {
             self.accuse(at, format!("{what} was asked for in pod {uid} while its end was under way"));

@@ -145,6 +145,13 @@ impl State {
         (self.settings.epoch.as_nanosecond() as i64).saturating_add(since as i64)
     }
 
+    /// Wall time is another one from now on.
+    pub(crate) fn jump(&mut self, by: jiff::SignedDuration) {
+        let epoch = self.settings.epoch;
+        self.settings.epoch = epoch.saturating_add(by).unwrap_or(epoch);
+        self.last_stamp = self.last_stamp.min(self.nanos(self.now));
+    }
+
     /// Unix nanoseconds of now, later than any stamp before: with a paused clock, things still happen one after the other.
     pub(crate) fn stamp(&mut self) -> i64 {
         self.last_stamp = self.nanos(self.now).max(self.last_stamp + 1);
