@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `containerd`.
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `sim`, `bench`, `conformance`, `containerd`.
 
 mod bench;
 mod checks;
@@ -95,6 +95,13 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Play stories made from numbers on the simulated node (testing/sim), and tell of those that end badly
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// `--seeds N`, `--from N`, `--new N`; `--seed N` for one, with `--trace` for all that happens in it
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
         /// 2: the reference build (lab/build-reference containerd); 1: the system's package
@@ -120,6 +127,7 @@ fn main() -> ExitCode {
         Task::Bench { quick, .. } => bench::run(&shell, quick),
         Task::Conformance(options) => conformance::run(&shell, &options),
         Task::Fuzz { targets, seconds, seed } => fuzz(&targets, seconds, seed),
+        Task::Sim { arguments } => Ok(setup::sim(&arguments).status().context("cannot start cargo")?.success()),
         Task::Containerd { which } => containerd(&shell, which),
     });
     match result {

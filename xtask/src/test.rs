@@ -18,7 +18,7 @@ pub(crate) struct Options {
     /// Build nothing that takes minutes, run the end-to-end tests on one containerd only, and leave out the VM
     #[arg(long)]
     quick: bool,
-    /// Only the steps whose names begin so: rules, fmt, clippy, unit, e2e, differential (against recordings of the Go
+    /// Only the steps whose names begin so: rules, fmt, clippy, unit, sim (the simulated node), e2e, differential (against recordings of the Go
     /// kubelet), v2 (cgroup v2, in a VM)
     #[arg(long, num_args = 1.., value_name = "NAME")]
     only: Vec<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-const STEPS: [&str; 8] = ["rules", "fmt", "clippy", "unit", "e2e-2", "differential", "e2e-1", "v2"];
+const STEPS: [&str; 9] = ["rules", "fmt", "clippy", "unit", "sim", "e2e-2", "differential", "e2e-1", "v2"];
 
 /// How a step ended.
 enum Outcome {
@@ -82,6 +82,10 @@ pub(crate) fn run(shell: &Shell, options: &Options) -> Result<bool> {
                 let mut command = cargo();
                 command.args(arguments).arg("--").args(&options.filter);
                 tests(shell, step, &mut command, Duration::from_secs(2400))
+            }
+            "sim" => {
+                let arguments = ["--seeds", "2000", "--new", "500"].map(str::to_owned);
+                simple(shell, step, &mut setup::sim(&arguments))
             }
             "v2" => {
                 name = "cgroup v2 (VM)".to_owned();

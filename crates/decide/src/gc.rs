@@ -135,16 +135,17 @@ fn cut<'a>(
     removed: &mut Vec<(&'a PodUid, &'a ObservedContainer)>,
 ) {
     for (&(uid, _), list) in kept.iter_mut() {
-        list.sort_by_key(|c| std::cmp::Reverse(c.created_at));
+        list.sort_by_key(|c| std::cmp::Reverse((c.restart_count, c.created_at)));
         removed.extend(list.drain(max.min(list.len())..).map(|c| (uid, c)));
     }
     kept.retain(|_, list| !list.is_empty());
 }
 
-/// The age of something, when it is at least `min`.
+/// The age of something, when it is at least `min`. What was made in the future was made before the clock was set back: how old it is nobody knows, and it
+/// is not kept for that.
 fn older_than(now: Timestamp, since: Timestamp, min: Duration) -> Option<SignedDuration> {
     let age = now.duration_since(since);
-    (age >= SignedDuration::try_from(min).unwrap_or(SignedDuration::MAX)).then_some(age)
+    (age.is_negative() || age >= SignedDuration::try_from(min).unwrap_or(SignedDuration::MAX)).then_some(age)
 }
 
 /// Runtime pods that no worker knows. They are ended with [`crate::terminate::ORPHAN_GRACE`]. None while a source has not been heard: an

@@ -465,6 +465,7 @@ impl Worker {
                 }
             }
             tokio::select! {
+                biased;
                 () = self.stop.cancelled() => return None,
                 changed = self.intent.changed() => if changed.is_err() { return None },
                 () = self.entry.woken() => self.collect_ended(false).await,

@@ -11,6 +11,7 @@ use cluster::reflect::{ListAsk, Page, WatchAsk, WatchEvent, WatchStream};
 use cluster::{ClusterError, ClusterResult, ErrorKind};
 use futures::StreamExt;
 use model::api::{Pod, PodSpec};
+use pod::status::Mirror;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
@@ -319,7 +320,12 @@ impl FakeApi {
                 accuse(format!("phase of {} went from {} to {}", uid_of(&pod), phase_of(&pod), phase_of(&fresh)));
             }
             if let Some(container) = revived(&pod, &fresh) {
-                accuse(format!("status of {} says that {container} runs again, which the API server refuses", uid_of(&pod)));
+                let why = format!("status of {} says that {container} runs again", uid_of(&pod));
+                // Of a static pod nobody remembers what ran to its end.
+                if Mirror::of(&pod).is_none() {
+                    accuse(why.clone());
+                }
+                return Err(ClusterError::from_answer("patch pod status", 422, None, why.as_bytes()));
             }
             Ok(state.put(fresh))
         })
@@ -486,7 +492,7 @@ impl Follow {
 }
 
 /// A container that has ended for good by the stored status, and runs again by the new one.
-fn revived(old: &Pod, new: &Pod) -> Option<String> {
+pub fn revived(old: &Pod, new: &Pod) -> Option<String> {
     let policy = old.spec.as_ref().and_then(|s| s.restart_policy.clone()).unwrap_or_default();
     if policy == "Always" {
         return None;

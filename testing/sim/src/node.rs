@@ -144,9 +144,11 @@ impl Node {
         self.world.look();
         self.world.note(Fact::AgentStarts);
         self.agents += 1;
+        let over: BTreeSet<String> =
+            self.objects().iter().filter(|pod| crate::api::is_over(pod)).map(crate::api::uid_of).collect();
         let forgotten = |uid: &String| {
             let file = PathBuf::from(ROOT).join("pods").join(uid).join("rubelet-end");
-            !self.world.host.standing().files.contains_key(&file)
+            !over.contains(uid) && !self.world.host.standing().files.contains_key(&file)
         };
         // What is not written down did not happen.
         let forgotten: Vec<String> = self.evicted.keys().filter(|uid| forgotten(uid)).cloned().collect();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cri_api::v1::ContainerState;
+use cri_api::v1::{ContainerState, ContainerStatus};
+use decide::config::names;
 use fakes::{Fault, For, Rule};
 use futures::FutureExt;
 use jiff::SignedDuration;
@@ -210,8 +211,17 @@ impl Player {
                 }
             }
             Act::RemoveDead => {
+                // Of a container that is not to run again only the runtime remembers that it has run.
+                let pods = self.node.wanted();
+                let again = |c: &&ContainerStatus| {
+                    let uid = c.labels.get(names::POD_UID_LABEL).map(String::as_str).unwrap_or_default();
+                    let pod = pods.iter().find(|pod| pod.uid().as_str() == uid);
+                    c.state() == ContainerState::ContainerExited
+                        && pod
+                            .is_none_or(|pod| pod.is_static() || pod.spec().restart_policy.as_deref() == Some("Always"))
+                };
                 let all = self.node.runtime().containers();
-                for c in all.iter().filter(|c| c.state() == ContainerState::ContainerExited) {
+                for c in all.iter().filter(again) {
                     let _ = cri::RuntimeMutator::remove_container(self.node.runtime(), &c.id).await;
                 }
             }

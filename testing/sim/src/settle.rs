@@ -11,7 +11,7 @@ use model::pod::{CONFIG_HASH, ContainerKind, DesiredPod};
 use pod::status::Mirror;
 use tokio::time::Instant;
 
-use crate::api::{FakeApi, uid_of};
+use crate::api::{FakeApi, revived, uid_of};
 use crate::host::{POD_LOGS, ROOT};
 use crate::node::Node;
 use crate::ports::short;
@@ -168,7 +168,13 @@ impl Node {
                 },
             };
             let held = object.status.clone().unwrap_or_default();
-            if let Some(patch) = cluster::patch::pod_status(&uid, &held, &status::merged(&held, shown)) {
+            let now = status::merged(&held, shown);
+            let mut told = object.clone();
+            told.status = Some(now.clone());
+            // What the server refuses it cannot know.
+            if let Some(patch) =
+                cluster::patch::pod_status(&uid, &held, &now).filter(|_| revived(object, &told).is_none())
+            {
                 unequal.push(format!("the API server does not know of {uid}: {patch}"));
             }
         }

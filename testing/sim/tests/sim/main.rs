@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod checker;
+mod clock;
 mod collection;
 mod crash_loop;
 mod crash_points;
 mod events;
 mod life;
+mod planted;
 mod probes;
 mod resize;
 mod runtime;
