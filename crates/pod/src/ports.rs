@@ -126,6 +126,11 @@ impl Tasks {
         });
     }
 
+    /// How many tasks run.
+    pub fn count(&self) -> usize {
+        self.tracker.len()
+    }
+
     /// The signal that ends every task.
     pub fn stop(&self) -> &CancellationToken {
         &self.stop

@@ -179,6 +179,8 @@ struct Pod {
     ending: bool,
     /// When it was first unwanted since then.
     end_began: Option<At>,
+    /// Since when containers of it are being stopped, whatever for, and none was started.
+    stopping: Option<At>,
     /// It was unwanted for a while, and the agent may still be ending what it had then.
     doubtful: bool,
     /// When its images last changed under the same UID.
@@ -356,6 +358,7 @@ impl Checker {
         let kept = self.containers.values().any(|c| c.uid == uid && !c.gone);
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.ending = false;
+            pod.stopping = None;
             pod.end_began = pod.unwanted.filter(|_| kept);
             if !kept || pod.doubtful {
                 pod.delays.clear();
@@ -380,7 +383,9 @@ impl Checker {
             Some(form) => self.initialised(at, form, &c, &what),
         }
         self.backoff(at, id, &c, &what);
-        let counts = &mut self.pods.entry(c.uid).or_default().counts;
+        let pod = self.pods.entry(c.uid).or_default();
+        pod.stopping = None;
+        let counts = &mut pod.counts;
         let highest = counts.entry(c.name).or_default();
         *highest = c.count.max(*highest);
         self.set(id, State::Running, None);
@@ -500,6 +505,7 @@ impl Checker {
         let Some(pod) = self.pods.get_mut(&c.uid) else { return };
         let Some(form) = pod.form.clone() else { return };
         let whole = Duration::from_secs(form.grace);
+        let stopping = *pod.stopping.get_or_insert(at);
         let mut blame = None;
         match pod.unwanted {
             Some(since) => {
@@ -507,7 +513,8 @@ impl Checker {
                 pod.ending |= at >= since + SOONEST;
                 // What only the runtime knows is nobody's: its form, and so its grace, is not known to an agent that started later.
                 let orphan = !pod.known || agent_since >= since;
-                let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since));
+                // What began for another reason goes on within the grace that it began with.
+                let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since).min(stopping));
                 // A hook that began for another reason, before it was unwanted, has used up some of it.
                 if !orphan && grace < left && !form.watched {
                     blame = Some(format!("{what}: {left:?} of its grace are left"));

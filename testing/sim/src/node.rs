@@ -154,6 +154,7 @@ impl Node {
         let forgotten: Vec<String> = self.evicted.keys().filter(|uid| forgotten(uid)).cloned().collect();
         for uid in forgotten {
             if let Some(pod) = self.evicted.remove(&uid) {
+                self.world.ends(&uid, false);
                 self.world.note(Fact::Wanted(form_of(&pod)));
             }
         }
@@ -368,6 +369,7 @@ impl Node {
         agent.ends.end(EndPod { uid: PodUid::new(uid), failing, grace: None }).await;
         self.world.look();
         self.world.note(Fact::Unwanted { uid: uid.to_owned(), known: true, grace: None });
+        self.world.ends(uid, true);
         self.evicted.insert(uid.to_owned(), pod);
     }
 

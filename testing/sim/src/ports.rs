@@ -34,6 +34,9 @@ use crate::bugs::{self, Bug};
 use crate::check::Ask;
 use crate::world::{Cut, World};
 
+/// What is added to the attempt of a container that is made once more by a planted bug.
+const AGAIN: u32 = 100;
+
 /// One agent's ports.
 #[derive(Clone)]
 pub struct Ports {
@@ -299,8 +302,10 @@ impl Ports {
         let runtime = &self.world.runtime;
         let (Some(mut config), Some(sandbox)) = (runtime.container_config(id), runtime.sandbox_of(id)) else { return };
         let Some(of_sandbox) = runtime.sandbox_config(&sandbox) else { return };
-        if let Some(metadata) = &mut config.metadata {
-            metadata.attempt += 100;
+        match &mut config.metadata {
+            // Once is enough.
+            Some(metadata) if metadata.attempt < AGAIN => metadata.attempt += AGAIN,
+            _ => return,
         }
         if let Ok(again) = self.create_container(&sandbox, config, of_sandbox).await {
             let _ = self.start_container(&again).await;

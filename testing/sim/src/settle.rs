@@ -16,6 +16,9 @@ use crate::host::{POD_LOGS, ROOT};
 use crate::node::Node;
 use crate::ports::short;
 
+/// Tasks of an agent without pods: sources, reflector, dispatcher, ledger, generator, status writer.
+const OWN_TASKS: usize = 10;
+
 /// Stands between what is wrong and what happened before.
 pub(crate) const RECENTLY: &str = "\n---- what happened last\n";
 
@@ -215,7 +218,7 @@ impl Node {
         loop {
             self.run(Duration::from_secs(180)).await;
             let before = self.changes().len();
-            self.run(Duration::from_secs(120)).await;
+            self.run(Duration::from_secs(70)).await;
             self.assert_sound();
             let after = self.changes();
             if after.len() == before {
@@ -268,6 +271,14 @@ impl Node {
             assert!(count <= 1 || terminal, "{count} dead containers {name} of pod {uid} are kept");
         }
         assert_eq!(self.entries().len(), self.wanted().len(), "entries in the table");
+        // Besides those that every agent has: a worker for each pod, and for each probe of a container.
+        let probes = |c: &model::pod::ContainerEntry<'_>| {
+            let spec = c.spec;
+            [&spec.liveness_probe, &spec.readiness_probe, &spec.startup_probe].into_iter().flatten().count()
+        };
+        let own: usize = self.wanted().iter().map(|pod| 1 + pod.containers().map(|c| probes(&c)).sum::<usize>()).sum();
+        let tasks = self.agent.as_ref().map_or(0, |agent| agent.tasks.count());
+        assert!(tasks <= OWN_TASKS + own, "{tasks} tasks, {own} of them for pods");
     }
 }
 

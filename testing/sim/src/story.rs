@@ -249,7 +249,7 @@ impl Story {
         for _ in 0..maker.random.random_range(1..4) {
             items.push(Item { act: maker.pod(), then: Duration::ZERO });
         }
-        for _ in 0..maker.random.random_range(10..50) {
+        for _ in 0..maker.random.random_range(10..40) {
             let act = maker.act();
             items.push(Item { act, then: maker.time() });
         }

@@ -67,6 +67,8 @@ struct Judge {
     listing: Vec<Pod>,
     /// Pods of the API that this agent was told of.
     told: BTreeSet<String>,
+    /// Pods that the node has ended for good, whatever the API shows of them.
+    ended: BTreeSet<String>,
     /// Pods of the API by UID: what they are to be.
     forms: BTreeMap<String, Form>,
 }
@@ -197,10 +199,20 @@ impl World {
                 if gone { ", and its object gone" } else { "" }
             ));
             self.note(Fact::Unwanted { uid, known, grace });
-        } else {
+        } else if !self.judge().ended.contains(&uid) {
             self.note(Fact::Wanted(form));
         }
         self.phases();
+    }
+
+    /// The node ends this pod for good, or an agent has forgotten that.
+    pub(crate) fn ends(&self, uid: &str, ends: bool) {
+        let mut judge = self.judge();
+        if ends {
+            judge.ended.insert(uid.to_owned());
+        } else {
+            judge.ended.remove(uid);
+        }
     }
 
     /// Tells the checker which pods are over by what the API holds.

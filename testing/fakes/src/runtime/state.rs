@@ -399,7 +399,9 @@ impl State {
         container.state = ContainerState::ContainerExited;
         container.process = None;
         container.exit_code = code;
-        container.finished_at = at.max(container.started_at + 1);
+        // With a clock that was set back meanwhile it ends before it began.
+        let set_back = container.started_at - at > 1_000_000_000;
+        container.finished_at = if set_back { at } else { at.max(container.started_at + 1) };
         container.reason = reason.unwrap_or_else(|| if code == 0 { "Completed".into() } else { "Error".into() });
         self.last_stamp = self.last_stamp.max(container.finished_at);
         let sandbox = container.sandbox.clone();

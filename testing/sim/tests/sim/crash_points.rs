@@ -35,6 +35,7 @@ const SCENARIOS: [Scenario; 5] = [
             "StopPodSandbox",
             "RemoveContainer",
             "remove_pod_dir",
+            "unmount_volumes",
             "remove_pod_cgroup",
             "write_atomic",
         ],
@@ -44,7 +45,7 @@ const SCENARIOS: [Scenario; 5] = [
         api: ApiServer::Streamed,
         story: |node| hooks(node).boxed_local(),
         end: |_| {},
-        calls: &["mount_volumes", "unmount_volumes", "link_log", "prepare_container", "POST", "PATCH", "DELETE"],
+        calls: &["mount_volumes", "link_log", "prepare_container", "POST", "PATCH", "DELETE"],
     },
     Scenario {
         name: "pods of the API server",

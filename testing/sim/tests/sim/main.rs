@@ -1,6 +1,7 @@
 //! The simulated node put through what nodes go through.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod api;
 mod checker;
 mod clock;
 mod collection;
