@@ -227,6 +227,6 @@ pub(crate) fn cargo() -> Command {
 /// The simulated node, with these arguments.
 pub(crate) fn sim(arguments: &[String]) -> Command {
     let mut command = cargo();
-    command.args(["run", "--quiet", "--package", "sim", "--"]).args(arguments);
+    command.args(["run", "--quiet", "--profile", "sim", "--package", "sim", "--"]).args(arguments);
     command
 }

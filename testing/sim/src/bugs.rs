@@ -88,11 +88,14 @@ impl Planted {
     }
 }
 
-/// A status patch with restart counts that are one behind.
-pub(crate) fn stale_count(patch: &mut Value) {
+/// Puts restart counts that are one behind into a status patch; whether there were any.
+pub(crate) fn stale_count(patch: &mut Value) -> bool {
+    let mut stale = false;
     for status in patch["status"]["containerStatuses"].as_array_mut().into_iter().flatten() {
         if let Some(count) = status["restartCount"].as_i64().filter(|count| *count > 0) {
             status["restartCount"] = (count - 1).into();
+            stale = true;
         }
     }
+    stale
 }

@@ -16,6 +16,7 @@ use cluster::calls::PodApi;
 use cluster::reflect::{Collection, ListAsk, Page, Scope, WatchAsk, WatchEvent, WatchStream};
 use cri::{CriResult, ExecOutput, RuntimeMutator, RuntimeReader};
 use cri_api::v1;
+use decide::config::names;
 use decide::eviction::LocalUsage;
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -304,7 +305,10 @@ impl Ports {
         let Some(of_sandbox) = runtime.sandbox_config(&sandbox) else { return };
         match &mut config.metadata {
             // Once is enough.
-            Some(metadata) if metadata.attempt < AGAIN => metadata.attempt += AGAIN,
+            Some(metadata) if metadata.attempt < AGAIN => {
+                metadata.attempt += AGAIN;
+                config.annotations.insert(names::RESTART_COUNT.to_owned(), metadata.attempt.to_string());
+            }
             _ => return,
         }
         if let Ok(again) = self.create_container(&sandbox, config, of_sandbox).await {
@@ -330,8 +334,9 @@ impl PodApi for Ports {
     }
     async fn patch_pod_status(&self, _: &str, name: &str, patch: &Value) -> ClusterResult<Pod> {
         let mut patch = patch.clone();
-        if self.has(Bug::StaleCount) {
-            bugs::stale_count(&mut patch);
+        if self.has(Bug::StaleCount) && bugs::stale_count(&mut patch) {
+            // Its writer sees that it is wrong, and tries again without end.
+            tokio::time::sleep(Duration::from_secs(5)).await;
         }
         let phase = patch["status"]["phase"].as_str().unwrap_or_default();
         let what = format!("PATCH status of {name} {phase}").trim_end().to_owned();
