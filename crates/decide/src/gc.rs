@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn of_a_pod_that_is_gone_only_what_runs_stays() {
         let default = ContainerGcPolicy::default();
-        assert_eq!(collect(MANY, true, default, ""), ["i.0", "web.2", "web.1", "web.0", "s0"]);
+        assert_eq!(collect(MANY, true, default, ""), ["web.2", "web.1", "i.0", "web.0", "s0"]);
         assert_eq!(
             collect(&["s0 dead", "s0/web unknown", "s0/x created"], true, default, ""),
             ["x.0", "stop web.0", "s0"]
