@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `bench`, `conformance`, `fuzz`, `soak`, `dist`,
+//! The project's own commands: `cargo xtask demo`, `cluster`, `test` (also called `ci`), `tidy`, `sim`, `bench`, `conformance`, `fuzz`, `soak`, `dist`,
 //! `containerd`.
 
 mod bench;
@@ -115,6 +115,13 @@ enum Task {
     },
     /// Fifty pods that come and go under faults on a node of a control plane; at the end nothing may have leaked
     Soak(soak::Arguments),
+    /// Play stories made from numbers on the simulated node (testing/sim), and tell of those that end badly
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// `--seeds N`, `--from N`, `--new N`; `--seed N` for one, with `--trace` for all that happens in it
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Start a private containerd with the test images and keep it until Ctrl-C
     Containerd {
         /// 2: the reference build (lab/build-reference containerd); 1: the system's package
@@ -156,6 +163,7 @@ fn main() -> ExitCode {
         Task::Conformance(options) => conformance::run(&shell, &options),
         Task::Fuzz { targets, seconds, seed } => fuzz(&targets, seconds, seed),
         Task::Soak(arguments) => soak::run(&shell, &arguments),
+        Task::Sim { arguments } => Ok(setup::sim(&arguments).status().context("cannot start cargo")?.success()),
         Task::Containerd { which } => containerd(&shell, which),
     });
     match result {

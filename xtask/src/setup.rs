@@ -228,3 +228,10 @@ pub(crate) fn cargo() -> Command {
     command.current_dir(crate::root());
     command
 }
+
+/// The simulated node, with these arguments.
+pub(crate) fn sim(arguments: &[String]) -> Command {
+    let mut command = cargo();
+    command.args(["run", "--quiet", "--profile", "sim", "--package", "sim", "--"]).args(arguments);
+    command
+}

@@ -4,7 +4,7 @@
 //! left off; after a broken one or 410 the picture is taken anew, never older than what was seen. Nothing is kept here: deltas go into
 //! a bounded channel, and a slow reader slows the stream down.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,7 +198,7 @@ enum State<K> {
     /// Nothing is known, or nothing that can be gone on from.
     Empty,
     /// The initial list comes through a watch.
-    Streaming { stream: WatchStream<K>, objects: HashMap<(String, String), K>, until: Instant },
+    Streaming { stream: WatchStream<K>, objects: BTreeMap<(String, String), K>, until: Instant },
     /// The initial list comes page by page.
     Paging { version: String, next: String, items: Vec<K> },
     /// The picture is known up to `version`; no watch is open.
@@ -294,7 +294,7 @@ impl<K: Object> Reflector<K> {
         let ask = WatchAsk { resource_version: self.at_least(), initial_events: true, timeout: self.watch_time() };
         match self.source.watch(&self.scope, &ask).await {
             Ok(stream) => {
-                Some(State::Streaming { stream, objects: HashMap::new(), until: Instant::now() + STREAMED_LIST })
+                Some(State::Streaming { stream, objects: BTreeMap::new(), until: Instant::now() + STREAMED_LIST })
             }
             Err(error) if error.kind == ErrorKind::Invalid => {
                 tracing::debug!(%error, "The API server does not stream lists; listing");
@@ -308,7 +308,7 @@ impl<K: Object> Reflector<K> {
     async fn streamed(
         &mut self,
         mut stream: WatchStream<K>,
-        mut objects: HashMap<(String, String), K>,
+        mut objects: BTreeMap<(String, String), K>,
         until: Instant,
     ) -> Option<State<K>> {
         let name = |k: &K| {
@@ -481,6 +481,7 @@ impl<K: Object> Reflector<K> {
             s.error = Some(error);
         });
         tokio::select! {
+            biased;
             () = tokio::time::sleep(wait) => Some(then),
             () = self.deltas.closed() => None,
         }

@@ -16,6 +16,9 @@ pub const MAX: Duration = Duration::from_secs(300);
 /// A container that ran this long after its start has its crash back-off forgotten, whatever the maximum is.
 pub const CRASH_RESET: Duration = Duration::from_secs(600);
 
+/// An end that is further ahead than this is one in the future.
+const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(1);
+
 /// A wait that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
@@ -105,7 +108,8 @@ impl Backoffs {
         Self(Curve { initial, max, reset: CRASH_RESET, entries: BTreeMap::new() })
     }
 
-    /// The wait that still holds this container back, given when its last run ended.
+    /// The wait that still holds this container back, given when its last run ended. An end in the future is one from before the clock was set back: when it
+    /// was nobody can tell any more, and nobody waits for that time to come again.
     pub fn waits(
         &self,
         uid: &PodUid,
@@ -116,7 +120,8 @@ impl Backoffs {
     ) -> Option<Wait> {
         let delay = self.0.get(uid, container, hash, finished_at)?.delay;
         let until = later(finished_at, delay);
-        (now < until).then_some(Wait { delay, until })
+        let set_back = finished_at.duration_since(now) > CLOCK_SLACK;
+        (now < until && !set_back).then_some(Wait { delay, until })
     }
 
     /// How long the wait after the next exit will be, when it ends at `finished_at`.

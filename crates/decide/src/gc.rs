@@ -135,16 +135,17 @@ fn cut<'a>(
     removed: &mut Vec<(&'a PodUid, &'a ObservedContainer)>,
 ) {
     for (&(uid, _), list) in kept.iter_mut() {
-        list.sort_by_key(|c| std::cmp::Reverse(c.created_at));
+        list.sort_by_key(|c| std::cmp::Reverse((c.restart_count, c.created_at)));
         removed.extend(list.drain(max.min(list.len())..).map(|c| (uid, c)));
     }
     kept.retain(|_, list| !list.is_empty());
 }
 
-/// The age of something, when it is at least `min`.
+/// The age of something, when it is at least `min`. What was made in the future was made before the clock was set back: how old it is nobody knows, and it
+/// is not kept for that.
 fn older_than(now: Timestamp, since: Timestamp, min: Duration) -> Option<SignedDuration> {
     let age = now.duration_since(since);
-    (age >= SignedDuration::try_from(min).unwrap_or(SignedDuration::MAX)).then_some(age)
+    (age.is_negative() || age >= SignedDuration::try_from(min).unwrap_or(SignedDuration::MAX)).then_some(age)
 }
 
 /// Runtime pods that no worker knows. They are ended with [`crate::terminate::ORPHAN_GRACE`]. None while a source has not been heard: an
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn of_a_pod_that_is_gone_only_what_runs_stays() {
         let default = ContainerGcPolicy::default();
-        assert_eq!(collect(MANY, true, default, ""), ["i.0", "web.2", "web.1", "web.0", "s0"]);
+        assert_eq!(collect(MANY, true, default, ""), ["web.2", "web.1", "i.0", "web.0", "s0"]);
         assert_eq!(
             collect(&["s0 dead", "s0/web unknown", "s0/x created"], true, default, ""),
             ["x.0", "stop web.0", "s0"]

@@ -111,7 +111,7 @@ pub struct ObservedPod {
     pub namespace: String,
     /// Newest first: attempt descending, then createdAt descending, then id ascending.
     pub sandboxes: Vec<ObservedSandbox>,
-    /// Newest first: createdAt descending, then id ascending.
+    /// Newest first: restart count descending, then createdAt descending, then id ascending. Times alone do not tell: a clock may be set back.
     pub containers: Vec<ObservedContainer>,
 }
 
@@ -146,6 +146,8 @@ impl ObservedPod {
     pub fn sort(&mut self) {
         self.sandboxes
             .sort_by(|a, b| (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id)));
-        self.containers.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+        self.containers.sort_by(|a, b| {
+            (b.restart_count, b.created_at).cmp(&(a.restart_count, a.created_at)).then_with(|| a.id.cmp(&b.id))
+        });
     }
 }

@@ -39,6 +39,8 @@ pub const ALLOCATED: &str = "allocated_pods_state";
 pub const ACTUATED: &str = "actuated_pods_state";
 /// Actuations are written together this long after the first; the next start of the agent tolerates their absence.
 const ACTUATED_DELAY: Duration = Duration::from_millis(200);
+/// When a checkpoint that could not be written is tried again, unless something changes before.
+const AGAIN: Duration = Duration::from_secs(10);
 
 enum Request {
     Node(Box<Seen>),
@@ -273,6 +275,8 @@ struct Admitter {
     actuated: BTreeMap<String, PodAllocation>,
     allocated_dirty: bool,
     actuated_dirty: bool,
+    /// The disk took a checkpoint the last time.
+    writable: bool,
     /// Pods that ask for other resources than they were given.
     wishes: BTreeMap<PodUid, Wish>,
     /// Why room became free since the wishes were last looked at.
@@ -307,6 +311,7 @@ pub fn start(
         actuated: restored.actuated,
         allocated_dirty: false,
         actuated_dirty: false,
+        writable: true,
         wishes: BTreeMap::new(),
         room: None,
         freed: freed.clone(),
@@ -319,6 +324,7 @@ pub fn start(
 impl Admitter {
     async fn run(mut self, mut requests: mpsc::Receiver<Request>, stop: tokio_util::sync::CancellationToken) {
         loop {
+            let delay = if self.writable { ACTUATED_DELAY } else { AGAIN };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -326,7 +332,7 @@ impl Admitter {
                     Some(request) => self.handle(request).await,
                     None => break,
                 },
-                () = tokio::time::sleep(ACTUATED_DELAY), if self.allocated_dirty || self.actuated_dirty => self.save().await,
+                () = tokio::time::sleep(delay), if self.allocated_dirty || self.actuated_dirty => self.save().await,
             }
         }
         self.save().await;
@@ -527,10 +533,12 @@ impl Admitter {
 
     async fn save(&mut self) {
         if self.allocated_dirty {
-            self.allocated_dirty = !saved(ALLOCATED, self.write(ALLOCATED, &self.allocated).await);
+            self.writable = saved(ALLOCATED, self.write(ALLOCATED, &self.allocated).await);
+            self.allocated_dirty = !self.writable;
         }
         if self.actuated_dirty {
-            self.actuated_dirty = !saved(ACTUATED, self.write(ACTUATED, &self.actuated).await);
+            self.writable = saved(ACTUATED, self.write(ACTUATED, &self.actuated).await);
+            self.actuated_dirty = !self.writable;
         }
     }
 
@@ -541,7 +549,7 @@ impl Admitter {
 
 fn saved(name: &str, result: HostResult<()>) -> bool {
     if let Err(e) = &result {
-        warn!(checkpoint = name, err = e.chain(), "Checkpoint cannot be written, the next change tries again");
+        warn!(checkpoint = name, err = e.chain(), "Checkpoint cannot be written, it is tried again later");
     }
     result.is_ok()
 }

@@ -171,6 +171,7 @@ impl Dispatcher {
         let stop = self.tasks.stop().clone();
         // Nothing is decided before the runtime was listed once: what is observed comes before what is done.
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             listed = self.runtime.wait_for(|r| r.pass > 0) => if listed.is_err() { return },
         }

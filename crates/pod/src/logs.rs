@@ -58,7 +58,7 @@ pub fn start(
         let mut tick = tokio::time::interval(limits.interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tokio::select! { () = stop.cancelled() => return, _ = tick.tick() => {} }
+            tokio::select! { biased; () = stop.cancelled() => return, _ = tick.tick() => {} }
             check(&limits, &*reader, &reopener, &*host, &clock).await;
         }
     });

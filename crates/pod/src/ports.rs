@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,7 +33,7 @@ pub struct Clock(ClockKind);
 #[derive(Clone, Debug)]
 enum ClockKind {
     System,
-    Virtual { base: Timestamp, start: tokio::time::Instant },
+    Virtual { base: Arc<Mutex<Timestamp>>, start: tokio::time::Instant },
 }
 
 impl Clock {
@@ -44,7 +44,7 @@ impl Clock {
 
     /// A clock that shows `base` now and moves with tokio's clock only.
     pub fn virtual_from(base: Timestamp) -> Self {
-        Self(ClockKind::Virtual { base, start: tokio::time::Instant::now() })
+        Self(ClockKind::Virtual { base: Arc::new(Mutex::new(base)), start: tokio::time::Instant::now() })
     }
 
     /// What time it is.
@@ -53,8 +53,17 @@ impl Clock {
             ClockKind::System => Timestamp::now(),
             ClockKind::Virtual { base, start } => {
                 let passed = SignedDuration::try_from(start.elapsed()).unwrap_or(SignedDuration::ZERO);
-                base.saturating_add(passed).unwrap_or(*base)
+                let base = *base.lock().unwrap_or_else(PoisonError::into_inner);
+                base.saturating_add(passed).unwrap_or(base)
             }
+        }
+    }
+
+    /// Sets a virtual clock forward or back, as an administrator or NTP does; tokio's clock goes on as it was. Clones are the same clock.
+    pub fn jump(&self, by: SignedDuration) {
+        if let ClockKind::Virtual { base, .. } = &self.0 {
+            let mut base = base.lock().unwrap_or_else(PoisonError::into_inner);
+            *base = base.saturating_add(by).unwrap_or(*base);
         }
     }
 
@@ -86,12 +95,12 @@ impl Random {
 
     /// A number in 0..1.
     pub fn unit(&self) -> f64 {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).random()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).random()
     }
 
     /// Eight random hex digits (termination log names).
     pub fn hex8(&self) -> String {
-        let n: u32 = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).random();
+        let n: u32 = self.0.lock().unwrap_or_else(PoisonError::into_inner).random();
         format!("{n:08x}")
     }
 }
@@ -115,6 +124,11 @@ impl Tasks {
         self.spawn(async move {
             tokio::select! { biased; () = stop.cancelled() => {}, () = task => {} }
         });
+    }
+
+    /// How many tasks run.
+    pub fn count(&self) -> usize {
+        self.tracker.len()
     }
 
     /// The signal that ends every task.

@@ -468,6 +468,7 @@ impl Worker {
                 }
             }
             tokio::select! {
+                biased;
                 () = self.stop.cancelled() => return None,
                 changed = self.intent.changed() => if changed.is_err() { return None },
                 () = self.entry.woken() => self.collect_ended(false).await,

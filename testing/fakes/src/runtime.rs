@@ -270,6 +270,11 @@ impl FakeRuntime {
         self.restart(down_for);
     }
 
+    /// The machine's clock is set forward or back. Stamps that were made stay as they are.
+    pub fn jump(&self, by: jiff::SignedDuration) {
+        self.with(|state| state.jump(by));
+    }
+
     /// Breaks all connections; the runtime itself stays up.
     pub(crate) fn break_connections(&self) {
         self.0.connections.send_replace(CancellationToken::new()).cancel();
@@ -448,6 +453,10 @@ impl FakeRuntime {
             match fault {
                 Some(Fault::DoAndHang) => std::future::pending().await,
                 Some(Fault::LoseAnswer) => Err(Ending::Lost),
+                Some(Fault::LateAnswer(time)) => {
+                    tokio::time::sleep(time).await;
+                    answer.map_err(Ending::Refused)
+                }
                 Some(Fault::Pad(size)) => answer.map_err(Ending::Refused).map(|mut answer| {
                     faults::pad(&mut answer, size);
                     answer

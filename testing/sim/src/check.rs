@@ -56,7 +56,13 @@ pub enum Fact {
         uid: String,
         /// The agent knows its form: it has a worker for it.
         known: bool,
+        /// The grace that whoever asked for its end gives it; None: its own.
+        grace: Option<u64>,
     },
+    /// The API server holds a final phase of this pod.
+    Over(String),
+    /// The machine's clock was set forward or back.
+    ClockJumped,
     /// A sandbox stands ready.
     SandboxReady {
         /// Its id.
@@ -116,6 +122,8 @@ pub enum Ask {
     RemoveSandbox(String),
     /// Something that a running container of this pod needs is taken away: its volumes, its directory, its cgroup, its logs.
     TakeAway(String, &'static str),
+    /// The object of this UID is to go from the API server.
+    DeleteObject(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,10 +179,14 @@ struct Pod {
     ending: bool,
     /// When it was first unwanted since then.
     end_began: Option<At>,
+    /// Since when containers of it are being stopped, whatever for, and none was started.
+    stopping: Option<At>,
     /// It was unwanted for a while, and the agent may still be ending what it had then.
     doubtful: bool,
     /// When its images last changed under the same UID.
     changed: Option<At>,
+    /// The API holds a final phase of it since then.
+    over: Option<At>,
     /// Highest restartCount of each container that ran.
     counts: BTreeMap<String, u32>,
     delays: BTreeMap<String, Delay>,
@@ -187,6 +199,7 @@ pub struct Checker {
     containers: BTreeMap<String, Container>,
     sandboxes: BTreeMap<String, Sandbox>,
     agent_since: At,
+    jumped: Option<At>,
     violations: Vec<String>,
     /// Containers that no signal ends; a sandbox may be stopped around them.
     pub unkillable: BTreeSet<String>,
@@ -229,9 +242,20 @@ impl Checker {
                 }
                 pod.form = Some(form);
             }
-            Fact::Unwanted { uid, known } => {
+            Fact::Over(uid) => drop(self.pods.entry(uid).or_default().over.get_or_insert(at)),
+            Fact::ClockJumped => {
+                // Times of wall clocks and of nobody's clock do not go together any more.
+                self.jumped = Some(at);
+                self.pods.values_mut().for_each(|pod| pod.delays.clear());
+            }
+            Fact::Unwanted { uid, known, grace } => {
                 let pod = self.pods.entry(uid).or_default();
-                pod.known = known;
+                if let (Some(grace), Some(form)) = (grace, &mut pod.form) {
+                    form.grace = grace.max(1);
+                }
+                if pod.unwanted.is_none() {
+                    pod.known = known;
+                }
                 pod.unwanted.get_or_insert(at);
                 pod.end_began.get_or_insert(at);
             }
@@ -334,6 +358,7 @@ impl Checker {
         let kept = self.containers.values().any(|c| c.uid == uid && !c.gone);
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.ending = false;
+            pod.stopping = None;
             pod.end_began = pod.unwanted.filter(|_| kept);
             if !kept || pod.doubtful {
                 pod.delays.clear();
@@ -358,7 +383,9 @@ impl Checker {
             Some(form) => self.initialised(at, form, &c, &what),
         }
         self.backoff(at, id, &c, &what);
-        let counts = &mut self.pods.entry(c.uid).or_default().counts;
+        let pod = self.pods.entry(c.uid).or_default();
+        pod.stopping = None;
+        let counts = &mut pod.counts;
         let highest = counts.entry(c.name).or_default();
         *highest = c.count.max(*highest);
         self.set(id, State::Running, None);
@@ -404,7 +431,8 @@ impl Checker {
         let edge = ran.is_some_and(|ran| ran.abs_diff(BACKOFF.2) < BACKOFF_EDGE);
         let wait = held.map_or(Duration::ZERO, |e| e.delay);
         // What the agent itself stopped may start again at once: it was not its fault.
-        let early = !stopped && !edge && at < exit + wait;
+        let jumped = self.jumped.is_some_and(|jumped| exit <= jumped);
+        let early = !stopped && !edge && !jumped && at < exit + wait;
         if stopped || edge {
             return;
         }
@@ -445,6 +473,7 @@ impl Checker {
                 }
             }
             Ask::Remove(id) => self.forced(at, &format!("RemoveContainer {id}"), |other, _| other == id),
+            Ask::DeleteObject(uid) => self.forced(at, &format!("deletion of the object {uid}"), |_, c| c.uid == *uid),
             Ask::TakeAway(uid, what) => self.forced(at, &format!("{what} of pod {uid}"), |_, c| c.uid == *uid),
         }
     }
@@ -456,7 +485,10 @@ impl Checker {
         };
         let late = pod.unwanted.is_some_and(|since| at > since.max(self.agent_since) + NOTICE);
         let (ending, since) = (pod.ending, pod.unwanted);
-        if late {
+        let over = pod.over.filter(|over| at > *over + NOTICE);
+        if over.is_some() {
+            self.accuse(at, format!("{what} was asked for in pod {uid}, which is over since {over:?}"));
+        } else if late {
             self.accuse(at, format!("{what} was asked for in pod {uid}, unwanted since {since:?}"));
         } else if ending {
             self.accuse(at, format!("{what} was asked for in pod {uid} while its end was under way"));
@@ -473,6 +505,7 @@ impl Checker {
         let Some(pod) = self.pods.get_mut(&c.uid) else { return };
         let Some(form) = pod.form.clone() else { return };
         let whole = Duration::from_secs(form.grace);
+        let stopping = *pod.stopping.get_or_insert(at);
         let mut blame = None;
         match pod.unwanted {
             Some(since) => {
@@ -480,7 +513,8 @@ impl Checker {
                 pod.ending |= at >= since + SOONEST;
                 // What only the runtime knows is nobody's: its form, and so its grace, is not known to an agent that started later.
                 let orphan = !pod.known || agent_since >= since;
-                let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since));
+                // What began for another reason goes on within the grace that it began with.
+                let left = whole.saturating_sub(at - pod.end_began.unwrap_or(since).min(stopping));
                 // A hook that began for another reason, before it was unwanted, has used up some of it.
                 if !orphan && grace < left && !form.watched {
                     blame = Some(format!("{what}: {left:?} of its grace are left"));

@@ -103,6 +103,7 @@ struct State {
     standing: Standing,
     rules: Vec<HostRule>,
     random: SmallRng,
+    full: bool,
     faults: u64,
 }
 
@@ -114,7 +115,13 @@ impl FakeHost {
     /// An empty host.
     pub fn new(seed: u64) -> Self {
         let random = SmallRng::seed_from_u64(seed);
-        Self(Arc::new(Mutex::new(State { standing: Standing::default(), rules: Vec::new(), random, faults: 0 })))
+        Self(Arc::new(Mutex::new(State {
+            standing: Standing::default(),
+            rules: Vec::new(),
+            random,
+            full: false,
+            faults: 0,
+        })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -141,9 +148,28 @@ impl FakeHost {
         self.state().standing.memory.insert(PodUid::new(uid), bytes);
     }
 
-    /// Drops all rules.
+    /// Drops all rules; the disk has room again.
     pub fn heal(&self) {
-        self.state().rules.clear();
+        let mut state = self.state();
+        state.rules.clear();
+        state.full = false;
+    }
+
+    /// From now on nothing can be written, or again it can.
+    pub fn fill(&self, full: bool) {
+        self.state().full = full;
+    }
+
+    /// A power failure leaves the newest content of a file half written.
+    pub fn tear(&self, file: &Path) {
+        if let Some(content) = self.state().standing.files.get_mut(file) {
+            content.truncate(content.len() / 2);
+        }
+    }
+
+    /// A file is taken away.
+    pub fn drop_file(&self, file: &Path) {
+        self.state().standing.files.remove(file);
     }
 
     /// How many calls went wrong so far.
@@ -169,6 +195,9 @@ impl FakeHost {
         work: impl FnOnce(&mut Standing) -> T + Send,
     ) -> HostResult<T> {
         let fault = self.pick(call, about);
+        if self.state().is_full_for(call) {
+            return Err(HostError::new(format!("{call} {about}"), "no space left on device"));
+        }
         let broken = || HostError::new(format!("{call} {about}"), "input/output error");
         match fault {
             Some(HostFault::Fail) => return Err(broken()),
@@ -192,6 +221,17 @@ impl FakeHost {
         rule.left = rule.left.map(|left| left - 1);
         state.faults += 1;
         Some(rule.fault)
+    }
+}
+
+impl State {
+    /// A full disk takes nothing new, and gives up what is on it.
+    fn is_full_for(&mut self, call: &str) -> bool {
+        const WRITES: [&str; 6] =
+            ["make_pod_dirs", "mount_volumes", "prepare_container", "log_dir", "link_log", "write_atomic"];
+        let full = self.full && WRITES.contains(&call);
+        self.faults += u64::from(full);
+        full
     }
 }
 

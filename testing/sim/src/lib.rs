@@ -1,32 +1,77 @@
-//! A simulated node: the real rooms of crate `pod` on a virtual clock, over a runtime and a host in memory that fail on demand.
+//! A simulated node: the real rooms of crate `pod` on a virtual clock, over a runtime, a host and an API server in memory that fail on demand.
 //!
 //! ```text
-//!   manifests in memory ─▶ source ─▶ dispatcher ─▶ workers ─▶ [ports] ─▶ fake runtime, fake host
-//!                                                               │
-//!                                                               ├─▶ checker: what must always hold
-//!                                                               └─▶ crash: from here on the agent reaches nothing any more
+//!   manifests in memory ─▶ source ─┐
+//!   fake API server ─▶ reflector ──┴▶ dispatcher ─▶ workers ─▶ [ports] ─▶ fake runtime, fake host
+//!        ▲                                            │           │
+//!        └──────────── [ports] ◀── status writer ◀────┘           ├─▶ checker: what must always hold
+//!                                                                 └─▶ crash: from here on the agent reaches nothing any more
 //! ```
 //!
-//! A [`Node`] lives on one thread with tokio's clock paused, so an hour takes milliseconds and the same seed gives the same run.
+//! A [`Node`] lives on one thread with tokio's clock paused, so an hour takes milliseconds and the same seed gives the same run, to the byte.
 //! Everything that the agent asks of the outside goes through [`ports`]; there the [`check::Checker`] sees it, and there the agent can be cut
-//! off after any call, as by `kill -9`. [`scenario`] makes whole runs from one number.
+//! off before or after any call, as by `kill -9`.
+//!
+//! - [`story`]: what becomes of a node, as a list of items made from one number; an item is data, and can be left out.
+//! - [`play`]: plays a story. After each item everything that [`check`] knows must hold; at the end all is healed, and the node must come to be
+//!   as it is wanted and then rest: phases, statuses at the API server, mirror pods, nothing left of what is gone, no more kept than is allowed.
+//! - [`explore`]: many stories on all processors; makes one that ends badly short.
+//! - [`bugs`]: bugs to plant, to see that stories find them.
+//!
+//! `cargo xtask sim` plays more stories than the tests do; `cargo xtask sim --seed N --trace` tells all that happens in one.
 
+mod agent;
+pub mod api;
+pub mod bugs;
 pub mod check;
+pub mod explore;
 pub mod host;
 pub mod managers;
 pub mod manifests;
 pub mod node;
+pub mod play;
 pub mod ports;
-pub mod scenario;
+mod settle;
+pub mod story;
 pub mod world;
 
+use std::cell::RefCell;
+use std::sync::Once;
+
+pub use agent::{node_facts, rules};
+pub use bugs::Bug;
 pub use host::{HostFault, HostRule};
 pub use manifests::{Container, Manifest};
-pub use node::{Node, Setup};
+pub use node::{ApiServer, Node, Setup};
+
+thread_local! {
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Panics on this thread since its node was made: one of a task is no more than a line of text for the others.
+pub(crate) fn panics() -> Vec<String> {
+    PANICS.with_borrow(Clone::clone)
+}
+
+/// Has panics remembered by their threads; `silent`: and not shown.
+pub fn remember_panics(silent: bool) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let shown = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            PANICS.with_borrow_mut(|all| all.push(panic.to_string()));
+            if !silent {
+                shown(panic);
+            }
+        }));
+    });
+}
 
 /// Runs a simulation on a thread of its own clock. With `SIM_LOG` set (as `debug` or `pod=debug`) the agent's log goes to stderr.
 pub fn run<T>(simulation: impl Future<Output = T>) -> T {
     log();
+    remember_panics(false);
+    PANICS.with_borrow_mut(Vec::clear);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
         Ok(runtime) => runtime.block_on(simulation),

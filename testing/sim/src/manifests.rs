@@ -136,6 +136,11 @@ impl Manifest {
 
     /// The manifest's text.
     pub fn text(&self) -> String {
+        self.object().to_string()
+    }
+
+    /// The pod as the API has it.
+    pub fn object(&self) -> Value {
         let containers = |list: &[Container]| {
             let fill = |b: &Container| {
                 let mut c = b.json();
@@ -164,7 +169,7 @@ impl Manifest {
         if let Some(priority) = self.priority {
             pod["spec"]["priority"] = json!(priority);
         }
-        pod.to_string()
+        pod
     }
 }
 

@@ -6,36 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cri_api::v1::{self, ContainerState};
-use decide::gc::ContainerGcPolicy;
-use decide::userns::{IDS_PER_POD, IdPool, Ranges};
-use decide::{admission, config, resources};
-use fakes::{FakeRuntime, For, Process};
-use model::api::PodStatus;
-use model::pod::{ContainerKind, DesiredPod, PodSource};
-use model::quantity::Quantity;
-use pod::desired::Dispatcher;
-use pod::events::Events;
-use pod::images::{Images, PullLimits};
+use decide::config;
+use fakes::FakeRuntime;
+use jiff::SignedDuration;
+use model::api::{Pod, PodStatus};
+use model::pod::{ContainerKind, DesiredPod, PodSource, PodUid};
+use pod::ends::{Disruption, EndPod, Failing};
 use pod::pleg::Health;
-use pod::ports::{Clock, PodHost, Random, Tasks};
-use pod::prober::Prober;
-use pod::registry::{PodEntry, Registry};
-use pod::settings::Settings;
-use pod::source::{self, StaticContext};
-use pod::status::{Mirrors, StatusQueue};
-use pod::userns::UserNamespaces;
-use pod::worker::PodDeps;
-use telemetry::LogLimiter;
-use telemetry::metrics::Metrics;
-use tokio::sync::{mpsc, watch};
+use pod::ports::Clock;
+use pod::registry::PodEntry;
+use pod::status::Mirror;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use crate::check::{Fact, Form};
-use crate::host::{FakeHost, POD_LOGS, ROOT};
+use crate::agent::{self, Agent, Birth};
+use crate::api::FakeApi;
+use crate::bugs::Bug;
+use crate::check::Fact;
+use crate::host::{FakeHost, ROOT};
 use crate::manifests::{Dir, Manifest};
-use crate::ports::{Ports, short};
-use crate::world::World;
+use crate::world::{World, form_of};
 
 /// The node's name; pods' names end with it.
 pub const NODE: &str = "sim";
@@ -47,27 +36,43 @@ pub struct Setup {
     pub seed: u64,
     /// The runtime's nature.
     pub runtime: fakes::Settings,
+    /// The API server that the node belongs to.
+    pub api: ApiServer,
+    /// A bug that is planted.
+    pub bug: Option<Bug>,
 }
+
+/// Whether the node belongs to a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApiServer {
+    /// It stands alone.
+    #[default]
+    None,
+    /// One that lists page by page.
+    Paged,
+    /// One that can send a list through a watch.
+    Streamed,
+}
+
+/// When systemd starts an agent again that ended by itself.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// A simulated node.
 pub struct Node {
-    world: Arc<World>,
+    pub(crate) world: Arc<World>,
     setup: Setup,
     clock: Clock,
-    agent: Option<Agent>,
+    pub(crate) agent: Option<Agent>,
     agents: u64,
     /// When the agent that was cut off is followed by the next one.
     comes_back_after: Duration,
     /// What the manifests give, by file.
     parsed: Vec<(PathBuf, DesiredPod)>,
     wanted: BTreeSet<String>,
-}
-
-struct Agent {
-    tasks: Tasks,
-    cut: CancellationToken,
-    registry: Arc<Registry>,
-    health: watch::Receiver<Health>,
+    /// An agent that ended by itself comes back then.
+    again_at: Option<Instant>,
+    /// Pods that the node has ended for good, and what they were to be.
+    pub(crate) evicted: BTreeMap<String, DesiredPod>,
 }
 
 impl Node {
@@ -87,7 +92,11 @@ impl Node {
     pub fn without_agent(setup: Setup) -> Self {
         crate::begin_log();
         let runtime = FakeRuntime::with_settings(setup.seed, setup.runtime.clone());
-        let world = World::new(runtime, FakeHost::new(setup.seed));
+        let api = match setup.api {
+            ApiServer::None => None,
+            kind => Some(FakeApi::new(setup.seed, kind == ApiServer::Streamed)),
+        };
+        let world = World::new(runtime, FakeHost::new(setup.seed), api, setup.bug);
         let clock = Clock::virtual_from(setup.runtime.epoch);
         let comes_back_after = Duration::from_secs(1);
         Self {
@@ -99,6 +108,8 @@ impl Node {
             comes_back_after,
             parsed: Vec::new(),
             wanted: BTreeSet::new(),
+            again_at: None,
+            evicted: BTreeMap::new(),
         }
     }
 
@@ -129,17 +140,42 @@ impl Node {
         if self.agent.is_some() {
             return;
         }
+        self.again_at = None;
         self.world.look();
         self.world.note(Fact::AgentStarts);
         self.agents += 1;
-        match assemble(&self.world, &self.clock, self.setup.seed.wrapping_add(self.agents << 32)).await {
-            Some(agent) => self.agent = Some(agent),
-            None => tracing::info!("The agent was cut off during its start"),
+        let over: BTreeSet<String> =
+            self.objects().iter().filter(|pod| crate::api::is_over(pod)).map(crate::api::uid_of).collect();
+        let forgotten = |uid: &String| {
+            let file = PathBuf::from(ROOT).join("pods").join(uid).join("rubelet-end");
+            !over.contains(uid) && !self.world.host.standing().files.contains_key(&file)
+        };
+        // What is not written down did not happen.
+        let forgotten: Vec<String> = self.evicted.keys().filter(|uid| forgotten(uid)).cloned().collect();
+        for uid in forgotten {
+            if let Some(pod) = self.evicted.remove(&uid) {
+                self.world.ends(&uid, false);
+                self.world.note(Fact::Wanted(form_of(&pod)));
+            }
+        }
+        self.world.tell("the agent starts");
+        match agent::start(&self.world, &self.clock, self.setup.seed, self.agents).await {
+            Birth::Lives(agent) => self.agent = Some(agent),
+            Birth::Cut => {
+                self.world.tell("the agent was cut off during its start");
+                self.world.cut_at(None);
+                self.again_at = Some(Instant::now() + self.comes_back_after);
+            }
+            Birth::Ended(why) => {
+                self.world.tell(format!("the agent ended: {why}"));
+                self.again_at = Some(Instant::now() + AGAIN);
+            }
         }
     }
 
     /// Cuts the agent off, as by `kill -9`.
     pub fn kill(&mut self) {
+        self.again_at = None;
         if let Some(agent) = self.agent.take() {
             agent.cut.cancel();
             // Nothing that it does from here on reaches anything; this ends its timers.
@@ -171,11 +207,12 @@ impl Node {
         }
     }
 
-    /// Lets time pass. An agent that is cut off meanwhile is followed by the next one.
+    /// Lets time pass. An agent that is cut off meanwhile, or ends by itself, is followed by the next one.
     pub async fn run(&mut self, time: Duration) {
         let end = Instant::now() + time;
         loop {
             let cut = self.agent.as_ref().map(|agent| agent.cut.clone());
+            let until = self.again_at.map_or(end, |at| at.min(end));
             let over = match &cut {
                 Some(cut) => tokio::select! {
                     biased;
@@ -183,18 +220,22 @@ impl Node {
                     () = tokio::time::sleep_until(end) => true,
                 },
                 None => {
-                    tokio::time::sleep_until(end).await;
-                    true
+                    tokio::time::sleep_until(until).await;
+                    until >= end
                 }
             };
             self.world.look();
             if over {
                 return;
             }
-            self.kill();
-            self.world.cut_at(None);
-            tokio::time::sleep(self.comes_back_after).await;
-            self.start().await;
+            if cut.is_some() {
+                self.world.tell("the agent is cut off");
+                self.kill();
+                self.world.cut_at(None);
+                self.again_at = Some(Instant::now() + self.comes_back_after);
+            } else {
+                self.start().await;
+            }
         }
     }
 
@@ -256,25 +297,94 @@ impl Node {
     }
 
     /// The pods that the manifests want: of several with one name, the last.
-    pub fn wanted(&self) -> Vec<DesiredPod> {
+    pub fn statics(&self) -> Vec<DesiredPod> {
         let last: BTreeMap<String, &DesiredPod> = self.parsed.iter().map(|(_, pod)| (pod.full_name(), pod)).collect();
         last.into_values().cloned().collect()
+    }
+
+    /// The pods that manifests and the API server want.
+    pub fn wanted(&self) -> Vec<DesiredPod> {
+        let desired = |pod: Pod| DesiredPod::new(pod, PodSource::Api).ok().filter(|pod| !pod.is_deleting());
+        self.statics().into_iter().chain(self.objects().into_iter().filter_map(desired)).collect()
     }
 
     /// Tells the checker what is wanted now.
     fn tell(&mut self) {
         self.world.look();
         self.parsed = self.parse();
-        let wanted = self.wanted();
+        let wanted = self.statics();
         let uids: BTreeSet<String> = wanted.iter().map(|pod| pod.uid().to_string()).collect();
         for uid in self.wanted.difference(&uids) {
             let known = self.entries().iter().any(|e| e.uid.as_str() == uid && e.view().desired.is_some());
-            self.world.note(Fact::Unwanted { uid: uid.clone(), known });
+            self.world.note(Fact::Unwanted { uid: uid.clone(), known, grace: None });
         }
         for pod in &wanted {
-            self.world.note(Fact::Wanted(form(pod)));
+            self.world.note(Fact::Wanted(form_of(pod)));
         }
         self.wanted = uids;
+    }
+
+    // ---- The API server
+
+    /// The API server.
+    ///
+    /// # Panics
+    /// The node stands alone.
+    pub fn api(&self) -> &FakeApi {
+        match &self.world.api {
+            Some(api) => api,
+            None => panic!("this node has no API server"),
+        }
+    }
+
+    /// Makes a pod at the API server; its UID.
+    ///
+    /// # Panics
+    /// The name is taken.
+    pub fn create(&self, manifest: &Manifest) -> String {
+        match self.api().create(manifest.object()) {
+            Some(pod) => crate::api::uid_of(&pod),
+            None => panic!("there is a pod {}", manifest.name),
+        }
+    }
+
+    /// Asks the API server for a pod's end, with its own grace or this one.
+    pub fn delete(&self, name: &str, grace: Option<i64>) {
+        self.api().delete(name, grace, self.clock.now());
+    }
+
+    /// Ends a pod for the node's sake, as eviction does.
+    pub async fn evict(&mut self, uid: &str) {
+        let (Some(agent), Some(pod)) = (&self.agent, self.wanted().into_iter().find(|p| p.uid().as_str() == uid))
+        else {
+            return;
+        };
+        let held = self.entries().iter().any(|e| e.uid.as_str() == uid);
+        if !held || self.evicted.contains_key(uid) {
+            return;
+        }
+        let why = "The node was low on resource: memory.".to_owned();
+        let disruption = Disruption { reason: "TerminationByKubelet".to_owned(), message: why.clone() };
+        let failing = Failing { reason: "Evicted".to_owned(), message: why, disruption: Some(disruption) };
+        agent.ends.end(EndPod { uid: PodUid::new(uid), failing, grace: None }).await;
+        self.world.look();
+        self.world.note(Fact::Unwanted { uid: uid.to_owned(), known: true, grace: None });
+        self.world.ends(uid, true);
+        self.evicted.insert(uid.to_owned(), pod);
+    }
+
+    /// Sets the machine's clock forward or back.
+    pub fn jump(&self, by: SignedDuration) {
+        self.world.look();
+        self.clock.jump(by);
+        self.runtime().jump(by);
+        self.world.note(Fact::ClockJumped);
+    }
+
+    /// The objects of pods that are bound to the node, and are not mirrors.
+    pub fn objects(&self) -> Vec<Pod> {
+        let all = self.world.api.as_ref().map(FakeApi::pods).unwrap_or_default();
+        all.into_iter().filter(|pod| Mirror::of(pod).is_none()).collect()
     }
 
     // ---- What can be seen
@@ -317,7 +427,7 @@ impl Node {
     }
 
     /// Whether a sandbox of the pod is ready; None when it has none.
-    fn sandboxes_of(&self, uid: &str) -> Option<bool> {
+    pub(crate) fn sandboxes_of(&self, uid: &str) -> Option<bool> {
         let all = self.runtime().sandboxes();
         let of = |s: &&v1::PodSandboxStatus| s.metadata.as_ref().is_some_and(|m| m.uid == uid);
         all.iter().filter(of).map(|s| s.state() == v1::PodSandboxState::SandboxReady).reduce(|a, b| a || b)
@@ -337,377 +447,10 @@ impl Node {
             lasting.map(|c| &c.spec.name).all(|name| running.contains(name))
         })
     }
-
-    /// Whether nothing of a pod is left anywhere.
-    pub fn is_gone(&self, uid: &str) -> bool {
-        self.leftovers(|other| other == uid).is_empty()
-    }
-
-    /// What is left, in runtime, host and table, of pods whose UID is such.
-    pub fn leftovers(&self, such: impl Fn(&str) -> bool) -> Vec<String> {
-        let mut left = Vec::new();
-        let mut add = |what: &str, uid: &str| {
-            if such(uid) {
-                left.push(format!("{what} of {uid}"));
-            }
-        };
-        for c in self.runtime().containers() {
-            add("container", c.labels.get(config::names::POD_UID_LABEL).map(String::as_str).unwrap_or_default());
-        }
-        for s in self.runtime().sandboxes() {
-            add("sandbox", s.metadata.as_ref().map(|m| m.uid.as_str()).unwrap_or_default());
-        }
-        let standing = self.host().standing();
-        standing.cgroups.keys().for_each(|uid| add("cgroup", uid.as_str()));
-        standing.dirs.iter().for_each(|uid| add("directory", uid.as_str()));
-        standing.mounts.iter().for_each(|(uid, _)| add("mount", uid.as_str()));
-        standing.log_dirs.iter().for_each(|dir| add("log directory", config::names::uid_of_log_dir(dir)));
-        for log in standing.links.values() {
-            let dir = log.trim_start_matches(POD_LOGS).trim_start_matches('/').split('/').next().unwrap_or_default();
-            add("log link", config::names::uid_of_log_dir(dir));
-        }
-        for uid in self.allocated() {
-            add("allocation", &uid);
-        }
-        self.entries().iter().for_each(|e| add("entry", e.uid.as_str()));
-        left
-    }
-
-    /// UIDs in the checkpoint of allocations.
-    fn allocated(&self) -> Vec<String> {
-        self.checkpoint(pod::admit::ALLOCATED).into_keys().collect()
-    }
-
-    /// A checkpoint of resources, by its file name.
-    pub fn checkpoint(&self, name: &str) -> manifest::checkpoint::Allocations {
-        let standing = self.host().standing();
-        let bytes = standing.files.get(&PathBuf::from(ROOT).join(name));
-        bytes.and_then(|bytes| manifest::checkpoint::decode_allocations(bytes).ok()).unwrap_or_default()
-    }
-
-    // ---- Judgement
-
-    /// # Panics
-    /// Something was violated.
-    pub fn assert_sound(&self) {
-        self.world.look();
-        let violations = self.world.violations();
-        assert!(violations.is_empty(), "{}\n{}", violations.join("\n"), self.world.asked(120).join("\n"));
-    }
-
-    /// Makes everything well: no more faults, and processes that end do so no more, but for those of pods that are to run to their end.
-    pub fn heal(&self) {
-        self.runtime().heal();
-        self.runtime().come_up();
-        self.host().heal();
-        self.runtime().configure(|s| {
-            s.status = fakes::Settings::default().status;
-            (s.lost_events, s.doubled_events, s.late_events) = (0.0, 0.0, 0.0);
-        });
-        for pod in self.wanted() {
-            for c in pod.containers() {
-                let runs_on = c.kind == ContainerKind::Sidecar
-                    || (c.kind == ContainerKind::App && pod.spec().restart_policy.as_deref() == Some("Always"));
-                let life = if runs_on { Process::forever() } else { Process::exits(0, Duration::from_secs(1)) };
-                self.runtime().script(For::PodContainer(pod.name().to_owned(), c.spec.name.clone()), [life]);
-                for running in self.containers(pod.uid().as_str()).iter().filter(|_| !runs_on) {
-                    if running.metadata.as_ref().is_some_and(|m| m.name == c.spec.name) {
-                        self.runtime().exit(&running.id, 0);
-                    }
-                }
-            }
-        }
-    }
-
-    /// What is still to come before the node is as its manifests want it; empty when it is.
-    pub fn missing(&self) -> Vec<String> {
-        let wanted = self.wanted();
-        let mut missing = self.leftovers(|uid| !wanted.iter().any(|pod| pod.uid().as_str() == uid));
-        for pod in &wanted {
-            let uid = pod.uid().as_str();
-            let phase = self.phase(uid);
-            let mut running = self.running(uid);
-            running.sort();
-            let always = pod.spec().restart_policy.as_deref() == Some("Always");
-            if !always && matches!(phase.as_str(), "Succeeded" | "Failed") {
-                if !running.is_empty() {
-                    missing.push(format!("{} is {phase} and runs {running:?}", pod.name()));
-                }
-                continue;
-            }
-            // A pod that is never to restart and lost its sandbox before all of its apps had run, or lost the record that they had, gets no other
-            // sandbox and stays Pending, as with Go.
-            let lost = self.sandboxes_of(uid).is_some_and(|ready| !ready) && !self.containers(uid).is_empty();
-            if pod.spec().restart_policy.as_deref() == Some("Never") && phase == "Pending" && running.is_empty() && lost
-            {
-                continue;
-            }
-            let mut due: Vec<String> = pod
-                .containers()
-                .filter(|c| c.kind == ContainerKind::Sidecar || (always && c.kind == ContainerKind::App))
-                .map(|c| c.spec.name.clone())
-                .collect();
-            due.sort();
-            if !always || running != due || phase != "Running" {
-                missing.push(format!("{} is {phase:?} and runs {running:?} of {due:?}", pod.name()));
-            }
-        }
-        missing
-    }
-
-    /// Lets time pass until the node is as its manifests want it, then makes sure that the agent is at rest.
-    ///
-    /// # Panics
-    /// It does not come to that within the limit, or something was violated.
-    pub async fn settle(&mut self, limit: Duration) {
-        let end = Instant::now() + limit;
-        loop {
-            self.assert_sound();
-            let missing = self.missing();
-            if missing.is_empty() {
-                break;
-            }
-            assert!(
-                Instant::now() < end,
-                "not settled within {limit:?}:\n{}\n{}\n{}",
-                missing.join("\n"),
-                self.inventory(),
-                self.world.asked(120).join("\n")
-            );
-            self.run(Duration::from_secs(2)).await;
-        }
-        // Dead containers of the way here are collected with a resync, a minute after the last collection. A container that still had an end
-        // before it may take another turn.
-        loop {
-            self.run(Duration::from_secs(180)).await;
-            let before = self.changes().len();
-            self.run(Duration::from_secs(120)).await;
-            self.assert_sound();
-            let after = self.changes();
-            if after.len() == before {
-                break;
-            }
-            assert!(Instant::now() < end, "an agent at rest changed the runtime: {:?}", &after[before..]);
-        }
-        let missing = self.missing();
-        assert!(missing.is_empty(), "what was settled is so no more: {missing:?}");
-        self.assert_bounded();
-    }
-
-    /// What the runtime has, in words.
-    fn inventory(&self) -> String {
-        let mut lines = Vec::new();
-        for c in self.runtime().containers() {
-            let uid = c.labels.get(config::names::POD_UID_LABEL).cloned().unwrap_or_default();
-            let (name, attempt) = c.metadata.as_ref().map(|m| (m.name.as_str(), m.attempt)).unwrap_or_default();
-            let sandbox = self.runtime().sandbox_of(&c.id).unwrap_or_default();
-            let (state, code) = (c.state().as_str_name(), c.exit_code);
-            lines.push(format!("{uid} {name}/{attempt} {} {state} {code} in {}", short(&c.id), short(&sandbox)));
-        }
-        for s in self.runtime().sandboxes() {
-            let uid = s.metadata.as_ref().map(|m| m.uid.as_str()).unwrap_or_default();
-            lines.push(format!("{uid} sandbox {} {}", short(&s.id), s.state().as_str_name()));
-        }
-        lines.join("\n")
-    }
-
-    /// Calls so far that changed the runtime; probes do not count.
-    fn changes(&self) -> Vec<fakes::Call> {
-        self.runtime().changes().into_iter().filter(|call| call.call != "ExecSync").collect()
-    }
-
-    /// # Panics
-    /// More is kept than the settings allow: one dead container of each name, one sandbox, one entry a pod.
-    fn assert_bounded(&self) {
-        let mut dead: BTreeMap<(String, String), usize> = BTreeMap::new();
-        for c in self.runtime().containers().iter().filter(|c| c.state() == ContainerState::ContainerExited) {
-            let uid = c.labels.get(config::names::POD_UID_LABEL).cloned().unwrap_or_default();
-            *dead.entry((uid, c.metadata.clone().unwrap_or_default().name)).or_default() += 1;
-        }
-        for ((uid, name), count) in dead {
-            let terminal = matches!(self.phase(&uid).as_str(), "Succeeded" | "Failed");
-            assert!(count <= 1 || terminal, "{count} dead containers {name} of pod {uid} are kept");
-        }
-        assert_eq!(self.entries().len(), self.wanted().len(), "entries in the table");
-    }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-fn form(pod: &DesiredPod) -> Form {
-    let images = |c: model::pod::ContainerEntry<'_>| (c.spec.name.clone(), c.spec.image.clone().unwrap_or_default());
-    let watched = pod.containers().any(|c| {
-        let restarts = c.spec.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer");
-        restarts || c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some()
-    });
-    Form {
-        uid: pod.uid().to_string(),
-        name: pod.name().to_owned(),
-        grace: u64::try_from(pod.spec().termination_grace_period_seconds.unwrap_or(30)).unwrap_or(0).max(1),
-        always: pod.spec().restart_policy.as_deref() == Some("Always"),
-        watched,
-        inits: pod.init_containers().map(|c| (c.spec.name.clone(), c.kind == ContainerKind::Sidecar)).collect(),
-        apps: pod.app_containers().map(|c| c.spec.name.clone()).collect(),
-        images: pod.containers().map(images).collect(),
-    }
-}
-
-/// Puts an agent together, as the program's wiring does. None when it was cut off meanwhile.
-async fn assemble(world: &Arc<World>, clock: &Clock, seed: u64) -> Option<Agent> {
-    let ports = Ports::new(world.clone());
-    let cut = ports.cut().clone();
-    let ports = Arc::new(ports);
-    let host: Arc<dyn PodHost> = ports.clone();
-    let metrics = Arc::new(Metrics::new().ok()?);
-    let random = Random::seeded(seed);
-    let tasks = Tasks::default();
-    let registry = Arc::new(Registry::default());
-    let pleg = pod::pleg::start(ports.clone(), registry.clone(), clock.clone(), metrics.clone(), &tasks);
-    let restored = tokio::select! {
-        () = cut.cancelled() => return None,
-        restored = pod::admit::restore(&*host, ROOT.as_ref()) => restored.ok()?,
-    };
-    let ranges = Ranges::new(IdPool::all(IDS_PER_POD), IDS_PER_POD, 110).ok()?;
-    let user_namespaces = tokio::select! {
-        () = cut.cancelled() => return None,
-        restored = UserNamespaces::restore(ranges, host.clone(), ROOT.as_ref()) => restored.ok()?,
-    };
-    let admit = pod::admit::start(
-        node_facts(),
-        rules()?,
-        restored,
-        host.clone(),
-        world.waiting.managers(),
-        PathBuf::from(ROOT),
-        &tasks,
-    );
-    let images = Images::new(
-        ports.clone(),
-        ports.clone(),
-        clock.clone(),
-        metrics.clone(),
-        Events::default(),
-        PullLimits { parallel: Some(1), qps: 5, burst: 10 },
-    );
-    let deps = Arc::new(PodDeps {
-        images,
-        objects: Arc::new(pod::objects::Standalone),
-        prober: Prober::new(
-            ports.clone(),
-            tasks.clone(),
-            clock.clone(),
-            random.clone(),
-            Events::default(),
-            metrics.clone(),
-        ),
-        user_namespaces,
-        reader: ports.clone(),
-        mutator: ports.clone(),
-        plugins: Arc::new(pod::ports::NoPlugins),
-        managers: world.waiting.managers(),
-        host,
-        admit: admit.clone(),
-        clock: clock.clone(),
-        random,
-        metrics,
-        registry: registry.clone(),
-        status: StatusQueue::default(),
-        events: Events::to(Arc::new(world.told.clone())),
-        health: pleg.health.clone(),
-        limiter: LogLimiter::new(Duration::from_secs(60)),
-        settings: settings(clock),
-    });
-    let (sets_tx, sets) = mpsc::channel(16);
-    let context = StaticContext { node_name: NODE.to_owned(), gates: manifest::Gates::default() };
-    let source = source::file::run(world.dir.reader(), Duration::from_secs(20), context, clock.clone(), sets_tx);
-    tasks.spawn_until_stop(source);
-    let dispatcher = Dispatcher::new(deps, admit, Mirrors::default(), tasks.clone(), [PodSource::File], pleg.pods);
-    tasks.spawn(dispatcher.run(sets));
-    Some(Agent { tasks, cut, registry, health: pleg.health })
-}
-
-fn quantity(text: &str) -> Quantity {
-    match Quantity::parse(text) {
-        Ok(quantity) => quantity,
-        Err(e) => panic!("{text}: {e:?}"),
-    }
-}
-
-fn allocatable() -> resources::ResourceList {
-    [("cpu", "64"), ("memory", "64Gi"), ("pods", "110")]
-        .map(|(name, amount)| (name.to_owned(), quantity(amount)))
-        .into()
-}
-
-/// The node as admission sees it.
-pub fn node_facts() -> admission::NodeFacts {
-    admission::NodeFacts {
-        name: NODE.to_owned(),
-        labels: BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]),
-        allocatable: allocatable(),
-        supplemental_groups_policy: true,
-        ..Default::default()
-    }
-}
-
-/// The node's rules of admission.
-pub fn rules() -> Option<admission::Rules> {
-    Some(admission::Rules {
-        sysctls: admission::SysctlAllowlist::new(Some("6.8.0"), &[]).ok()?,
-        apparmor_error: None,
-        pod_level_resources: true,
-        toleration_comparison: false,
-        shutting_down: false,
-        resize: decide::resize::ResizeRules::default(),
-    })
-}
-
-fn settings(clock: &Clock) -> Settings {
-    Settings {
-        resize: decide::resize::ResizeRules::default(),
-        node_name: NODE.to_owned(),
-        runtime_name: "containerd".to_owned(),
-        root_dir: PathBuf::from(ROOT),
-        sync_frequency: Duration::from_secs(60),
-        first_restart_period: decide::backoff::INITIAL,
-        max_restart_period: decide::backoff::MAX,
-        restart_gates: decide::restart::RestartGates::default(),
-        container_gc: ContainerGcPolicy::default(),
-        memory_reserve: None,
-        cluster_dns: Vec::new(),
-        cluster_domain: "cluster.local".to_owned(),
-        resolv_conf: None,
-        local_storage_isolation: true,
-        cgroups_per_qos: true,
-        kubepods: resources::kubepods_name("/"),
-        pod_pids_limit: None,
-        status_host_ips: Vec::new(),
-        runtime_handlers: Vec::new(),
-        agent_started: clock.now(),
-        forget_on_restart: false,
-        node: config::NodeFacts {
-            pod_logs_dir: POD_LOGS.to_owned(),
-            host_ips: Some(vec!["192.0.2.1".to_owned()]),
-            allocatable: Some(allocatable()),
-            memory_capacity: 64 << 30,
-            swap_capacity: 0,
-            hugepage_sizes: Vec::new(),
-            cgroup: config::CgroupVersion::V2,
-            swap_controller: false,
-            swap_behavior: config::SwapBehavior::NoSwap,
-            cpu_cfs_quota: true,
-            cpu_cfs_period: 100_000,
-            single_process_oom_kill: false,
-            memory_qos: None,
-            seccomp_default: false,
-            seccomp_dir: format!("{ROOT}/seccomp"),
-            selinux: None,
-            thermal_throttle_paths: Vec::new(),
-            gates: config::Gates::default(),
-        },
     }
 }

@@ -11,33 +11,63 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use cluster::ClusterResult;
+use cluster::calls::PodApi;
+use cluster::reflect::{Collection, ListAsk, Page, Scope, WatchAsk, WatchEvent, WatchStream};
 use cri::{CriResult, ExecOutput, RuntimeMutator, RuntimeReader};
 use cri_api::v1;
+use decide::config::names;
 use decide::eviction::LocalUsage;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
+use model::api::Pod;
 use model::cgroup::{CgroupName, CgroupResources};
 use model::pod::{ContainerEntry, DesiredPod, PodUid};
 use pod::ports::{
     ContainerFiles, ContainerPaths, HostResult, LocalStorage, MountedVolumes, PodHost, VolumePayloads, VolumeResults,
 };
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::{FakeApi, uid_of};
+use crate::bugs::{self, Bug};
 use crate::check::Ask;
-use crate::world::World;
+use crate::world::{Cut, World};
+
+/// What is added to the attempt of a container that is made once more by a planted bug.
+const AGAIN: u32 = 100;
 
 /// One agent's ports.
 #[derive(Clone)]
 pub struct Ports {
     world: Arc<World>,
     cut: CancellationToken,
+    /// Which agent it is; the first is 1.
+    agent: u64,
+}
+
+/// How an answer reads in the story when it is bad.
+trait Said {
+    fn said(&self) -> Option<String>;
+}
+
+impl<T, E: std::fmt::Display> Said for Result<T, E> {
+    fn said(&self) -> Option<String> {
+        self.as_ref().err().map(ToString::to_string)
+    }
+}
+
+impl Said for Vec<HostResult<Option<u64>>> {
+    fn said(&self) -> Option<String> {
+        self.iter().find_map(Said::said)
+    }
 }
 
 impl Ports {
     /// Ports into this world.
-    pub fn new(world: Arc<World>) -> Self {
-        Self { world, cut: CancellationToken::new() }
+    pub fn new(world: Arc<World>, agent: u64) -> Self {
+        Self { world, cut: CancellationToken::new(), agent }
     }
 
     /// Cancelled when the agent is cut off; cancelling it cuts it off.
@@ -45,8 +75,13 @@ impl Ports {
         &self.cut
     }
 
-    /// A call that only looks.
-    async fn look<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
+    /// Whether this bug is planted.
+    fn has(&self, bug: Bug) -> bool {
+        self.world.bug == Some(bug)
+    }
+
+    /// The answer, unless the agent is cut off before it comes.
+    async fn answer<T: Send>(&self, call: impl Future<Output = T> + Send) -> T {
         if !self.world.call() {
             self.cut.cancel();
         }
@@ -57,8 +92,18 @@ impl Ports {
         }
     }
 
+    /// A call that only looks.
+    async fn look<T: Send + Said>(&self, what: &str, call: impl Future<Output = T> + Send) -> T {
+        self.world.looks(what);
+        let answer = self.answer(call).await;
+        if let Some(said) = answer.said() {
+            self.world.tell(format!("  {what}: {said}"));
+        }
+        answer
+    }
+
     /// A call that changes something.
-    async fn change<T: Send>(&self, what: String, ask: Option<Ask>, call: impl Future<Output = T> + Send) -> T {
+    async fn change<T: Send + Said>(&self, what: String, ask: Option<Ask>, call: impl Future<Output = T> + Send) -> T {
         if self.cut.is_cancelled() {
             std::future::pending::<()>().await;
         }
@@ -66,18 +111,26 @@ impl Ports {
             self.world.ask(ask);
         }
         let mut call = std::pin::pin!(call);
-        if self.world.effect(what) {
-            // The agent's last call: begun, and done if it takes no time.
-            std::future::poll_fn(|cx| {
-                let _ = call.as_mut().poll(cx);
-                Poll::Ready(())
-            })
-            .await;
-            self.world.look();
-            self.cut.cancel();
-            std::future::pending::<()>().await;
+        match self.world.effect(&what) {
+            Cut::No => {}
+            cut => {
+                // The agent's last call: not begun any more, or begun, and done if it takes no time.
+                if cut == Cut::After {
+                    std::future::poll_fn(|cx| {
+                        let _ = call.as_mut().poll(cx);
+                        Poll::Ready(())
+                    })
+                    .await;
+                    self.world.look();
+                }
+                self.cut.cancel();
+                std::future::pending::<()>().await;
+            }
         }
-        let answer = self.look(call).await;
+        let answer = self.answer(call).await;
+        if let Some(said) = answer.said() {
+            self.world.tell(format!("  {what}: {said}"));
+        }
         self.world.look();
         answer
     }
@@ -86,58 +139,77 @@ impl Ports {
 #[async_trait]
 impl RuntimeReader for Ports {
     async fn version(&self) -> CriResult<v1::VersionResponse> {
-        self.look(self.world.runtime.version()).await
+        self.look("version", self.world.runtime.version()).await
     }
     async fn status(&self, verbose: bool) -> CriResult<v1::StatusResponse> {
-        self.look(self.world.runtime.status(verbose)).await
+        self.look("status", self.world.runtime.status(verbose)).await
     }
     async fn runtime_config(&self) -> CriResult<v1::RuntimeConfigResponse> {
-        self.look(self.world.runtime.runtime_config()).await
+        self.look("runtime_config", self.world.runtime.runtime_config()).await
     }
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> CriResult<Vec<v1::PodSandbox>> {
-        self.look(self.world.runtime.list_pod_sandbox(filter)).await
+        self.look("list_pod_sandbox", self.world.runtime.list_pod_sandbox(filter)).await
     }
     async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> CriResult<v1::PodSandboxStatusResponse> {
-        self.look(self.world.runtime.pod_sandbox_status(id, verbose)).await
+        self.look("pod_sandbox_status", self.world.runtime.pod_sandbox_status(id, verbose)).await
     }
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> CriResult<Vec<v1::Container>> {
-        self.look(self.world.runtime.list_containers(filter)).await
+        let mut answer = self.look("list_containers", self.world.runtime.list_containers(filter)).await;
+        if let Ok(list) = &mut answer {
+            list.iter_mut().for_each(|c| self.world.planted().show(c));
+        }
+        answer
     }
     async fn container_status(&self, id: &str, verbose: bool) -> CriResult<v1::ContainerStatusResponse> {
-        self.look(self.world.runtime.container_status(id, verbose)).await
+        let mut answer = self.look("container_status", self.world.runtime.container_status(id, verbose)).await;
+        if let Some(status) = answer.as_mut().ok().and_then(|a| a.status.as_mut()) {
+            self.world.planted().status(status, self.agent);
+        }
+        answer
     }
     async fn container_stats(&self, id: &str) -> CriResult<v1::ContainerStats> {
-        self.look(self.world.runtime.container_stats(id)).await
+        self.look("container_stats", self.world.runtime.container_stats(id)).await
     }
     async fn list_container_stats(&self, f: Option<v1::ContainerStatsFilter>) -> CriResult<Vec<v1::ContainerStats>> {
-        self.look(self.world.runtime.list_container_stats(f)).await
+        self.look("list_container_stats", self.world.runtime.list_container_stats(f)).await
     }
     async fn pod_sandbox_stats(&self, id: &str) -> CriResult<v1::PodSandboxStats> {
-        self.look(self.world.runtime.pod_sandbox_stats(id)).await
+        self.look("pod_sandbox_stats", self.world.runtime.pod_sandbox_stats(id)).await
     }
     async fn list_pod_sandbox_stats(
         &self,
         filter: Option<v1::PodSandboxStatsFilter>,
     ) -> CriResult<Vec<v1::PodSandboxStats>> {
-        self.look(self.world.runtime.list_pod_sandbox_stats(filter)).await
+        self.look("list_pod_sandbox_stats", self.world.runtime.list_pod_sandbox_stats(filter)).await
     }
     async fn list_metric_descriptors(&self) -> CriResult<Vec<v1::MetricDescriptor>> {
-        self.look(self.world.runtime.list_metric_descriptors()).await
+        self.look("list_metric_descriptors", self.world.runtime.list_metric_descriptors()).await
     }
     async fn list_pod_sandbox_metrics(&self) -> CriResult<Vec<v1::PodSandboxMetrics>> {
-        self.look(self.world.runtime.list_pod_sandbox_metrics()).await
+        self.look("list_pod_sandbox_metrics", self.world.runtime.list_pod_sandbox_metrics()).await
     }
     async fn list_images(&self, filter: Option<v1::ImageFilter>) -> CriResult<Vec<v1::Image>> {
-        self.look(self.world.runtime.list_images(filter)).await
+        self.look("list_images", self.world.runtime.list_images(filter)).await
     }
     async fn image_status(&self, image: v1::ImageSpec) -> CriResult<Option<v1::Image>> {
-        self.look(self.world.runtime.image_status(image)).await
+        self.look("image_status", self.world.runtime.image_status(image)).await
     }
     async fn image_fs_info(&self) -> CriResult<v1::ImageFsInfoResponse> {
-        self.look(self.world.runtime.image_fs_info()).await
+        self.look("image_fs_info", self.world.runtime.image_fs_info()).await
     }
     async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<v1::ContainerEventResponse>>> {
-        let events = self.look(self.world.runtime.container_events()).await?;
+        let events = self.look("container_events", self.world.runtime.container_events()).await?;
+        let world = self.world.clone();
+        let events = events.then(move |event| {
+            let world = world.clone();
+            async move {
+                if let Ok(event) = &event {
+                    world.planted().event(event);
+                }
+                tokio::time::sleep(world.events_late()).await;
+                event
+            }
+        });
         Ok(events.take_until(self.cut.clone().cancelled_owned()).boxed())
     }
 }
@@ -176,7 +248,11 @@ impl RuntimeMutator for Ports {
     async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {
         let what = format!("StopContainer {} {grace:?}", short(id));
         let call = self.world.runtime.stop_container(id, grace);
-        self.change(what, Some(Ask::Stop(id.to_owned(), grace)), call).await
+        let answer = self.change(what, Some(Ask::Stop(id.to_owned(), grace)), call).await;
+        if self.has(Bug::StartAfterStop) {
+            self.start_once_more(id).await;
+        }
+        answer
     }
     async fn remove_container(&self, id: &str) -> CriResult<()> {
         let ask = Ask::Remove(id.to_owned());
@@ -200,7 +276,7 @@ impl RuntimeMutator for Ports {
     }
     async fn exec_sync(&self, id: &str, command: Vec<String>, timeout: Option<Duration>) -> CriResult<ExecOutput> {
         // A probe that asks again and again is no step of a pod's way.
-        self.look(self.world.runtime.exec_sync(id, command, timeout)).await
+        self.look("exec_sync", self.world.runtime.exec_sync(id, command, timeout)).await
     }
     async fn pull_image(
         &self,
@@ -221,6 +297,103 @@ impl RuntimeMutator for Ports {
     }
 }
 
+impl Ports {
+    /// What a worker would do that overlooks the end of its pod: the container that was just stopped is made and started again.
+    async fn start_once_more(&self, id: &str) {
+        let runtime = &self.world.runtime;
+        let (Some(mut config), Some(sandbox)) = (runtime.container_config(id), runtime.sandbox_of(id)) else { return };
+        let Some(of_sandbox) = runtime.sandbox_config(&sandbox) else { return };
+        match &mut config.metadata {
+            // Once is enough.
+            Some(metadata) if metadata.attempt < AGAIN => {
+                metadata.attempt += AGAIN;
+                config.annotations.insert(names::RESTART_COUNT.to_owned(), metadata.attempt.to_string());
+            }
+            _ => return,
+        }
+        if let Ok(again) = self.create_container(&sandbox, config, of_sandbox).await {
+            let _ = self.start_container(&again).await;
+        }
+    }
+
+    fn api(&self) -> ClusterResult<&FakeApi> {
+        let none = || cluster::ClusterError::new("call", cluster::ErrorKind::Other, "a node without an API server");
+        self.world.api.as_ref().ok_or_else(none)
+    }
+}
+
+#[async_trait]
+impl PodApi for Ports {
+    async fn get_pod(&self, _: &str, name: &str) -> ClusterResult<Pod> {
+        let missing = || cluster::ClusterError::from_answer("get pod", 404, None, b"");
+        self.api()?.pods().into_iter().find(|p| p.metadata.name.as_deref() == Some(name)).ok_or_else(missing)
+    }
+    async fn create_pod(&self, pod: &Pod) -> ClusterResult<Pod> {
+        let what = format!("POST pod {}", pod.metadata.name.as_deref().unwrap_or_default());
+        self.change(what, None, self.api()?.create_pod(pod)).await
+    }
+    async fn patch_pod_status(&self, _: &str, name: &str, patch: &Value) -> ClusterResult<Pod> {
+        let mut patch = patch.clone();
+        if self.has(Bug::StaleCount) && bugs::stale_count(&mut patch) {
+            // Its writer sees that it is wrong, and tries again without end.
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        let phase = patch["status"]["phase"].as_str().unwrap_or_default();
+        let what = format!("PATCH status of {name} {phase}").trim_end().to_owned();
+        let accuse = |what| self.world.accuse(what);
+        let answer = self.change(what, None, self.api()?.patch_pod_status(name, &patch, accuse)).await;
+        self.world.phases();
+        answer
+    }
+    async fn delete_pod(&self, _: &str, name: &str, _: i64, uid: Option<&str>) -> ClusterResult<()> {
+        let ask = Ask::DeleteObject(uid.unwrap_or_default().to_owned());
+        self.change(format!("DELETE pod {name}"), Some(ask), self.api()?.delete_pod(name, uid)).await
+    }
+}
+
+#[async_trait]
+impl Collection<Pod> for Ports {
+    async fn list(&self, _: &Scope, ask: &ListAsk) -> ClusterResult<Page<Pod>> {
+        let page = self.look("list pods", self.api()?.list(ask)).await?;
+        self.world.listing(ask.next.is_none(), &page.items, page.next.is_none());
+        Ok(page)
+    }
+    async fn watch(&self, _: &Scope, ask: &WatchAsk) -> ClusterResult<WatchStream<Pod>> {
+        let stream = self.look("watch pods", self.api()?.watch(ask)).await?;
+        let mut initial = ask.initial_events.then(Vec::new);
+        let ports = self.clone();
+        let stream = stream.inspect(move |event| match (event, &mut initial) {
+            (Ok(WatchEvent::Upsert(pod)), Some(list)) => list.push(pod.clone()),
+            (Ok(WatchEvent::Bookmark { initial_events_end: true, .. }), list) => {
+                ports.world.listing(true, &list.take().unwrap_or_default(), true);
+            }
+            (Ok(WatchEvent::Upsert(pod)), None) => ports.world.told_of(pod, false),
+            (Ok(WatchEvent::Delete(pod)), None) => ports.world.told_of(pod, true),
+            _ => {}
+        });
+        if self.has(Bug::EarlyDelete) {
+            let ports = self.clone();
+            let eager = stream.then(move |event| {
+                let ports = ports.clone();
+                async move {
+                    if let Ok(WatchEvent::Upsert(pod)) = &event
+                        && pod.metadata.deletion_timestamp.is_some()
+                    {
+                        let name = pod.metadata.name.clone().unwrap_or_default();
+                        let _ = ports.delete_pod("", &name, 0, Some(&uid_of(pod))).await;
+                    }
+                    event
+                }
+            });
+            return Ok(eager.take_until(self.cut.clone().cancelled_owned()).boxed());
+        }
+        Ok(stream.take_until(self.cut.clone().cancelled_owned()).boxed())
+    }
+    async fn get(&self, _: Option<&str>, name: &str, _: bool) -> ClusterResult<Pod> {
+        self.get_pod("", name).await
+    }
+}
+
 #[async_trait]
 impl PodHost for Ports {
     async fn ensure_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<bool> {
@@ -228,27 +401,27 @@ impl PodHost for Ports {
         self.change(what, None, self.world.host.ensure_cgroup(name, resources)).await
     }
     async fn cgroup_settings(&self, name: &CgroupName) -> HostResult<CgroupResources> {
-        self.look(self.world.host.cgroup_settings(name)).await
+        self.look("cgroup_settings", self.world.host.cgroup_settings(name)).await
     }
     async fn update_cgroup(&self, name: &CgroupName, resources: &CgroupResources) -> HostResult<()> {
         let what = format!("update_cgroup {}", name.0.join("/"));
         self.change(what, None, self.world.host.update_cgroup(name, resources)).await
     }
     async fn cgroup_memory(&self, name: &CgroupName) -> HostResult<Option<u64>> {
-        self.look(self.world.host.cgroup_memory(name)).await
+        self.look("cgroup_memory", self.world.host.cgroup_memory(name)).await
     }
     async fn remove_pod_cgroup(&self, uid: &PodUid) -> HostResult<()> {
         let ask = Ask::TakeAway(uid.to_string(), "removal of the cgroup");
         self.change(format!("remove_pod_cgroup {uid}"), Some(ask), self.world.host.remove_pod_cgroup(uid)).await
     }
     async fn list_pod_cgroups(&self) -> HostResult<Vec<PodUid>> {
-        self.look(self.world.host.list_pod_cgroups()).await
+        self.look("list_pod_cgroups", self.world.host.list_pod_cgroups()).await
     }
     fn cgroup_parent(&self, name: &CgroupName) -> String {
         self.world.host.cgroup_parent(name)
     }
     async fn update_cgroups(&self, groups: &[(CgroupName, CgroupResources)]) -> HostResult<()> {
-        self.look(self.world.host.update_cgroups(groups)).await
+        self.look("update_cgroups", self.world.host.update_cgroups(groups)).await
     }
     async fn make_pod_dirs(&self, uid: &PodUid) -> HostResult<()> {
         self.change(format!("make_pod_dirs {uid}"), None, self.world.host.make_pod_dirs(uid)).await
@@ -266,10 +439,10 @@ impl PodHost for Ports {
         self.change(format!("unmount_volumes {uid}"), Some(ask), self.world.host.unmount_volumes(uid)).await
     }
     async fn local_storage(&self, pod: &DesiredPod, wanted: LocalStorage) -> HostResult<LocalUsage> {
-        self.look(self.world.host.local_storage(pod, wanted)).await
+        self.look("local_storage", self.world.host.local_storage(pod, wanted)).await
     }
     async fn list_pod_dirs(&self) -> HostResult<Vec<PodUid>> {
-        self.look(self.world.host.list_pod_dirs()).await
+        self.look("list_pod_dirs", self.world.host.list_pod_dirs()).await
     }
     async fn prepare_container(
         &self,
@@ -308,10 +481,10 @@ impl PodHost for Ports {
         self.change("prune_logs".to_owned(), None, self.world.host.prune_logs(known)).await
     }
     async fn read_tail(&self, path: &str, limit: u64) -> HostResult<Option<Vec<u8>>> {
-        self.look(self.world.host.read_tail(path, limit)).await
+        self.look("read_tail", self.world.host.read_tail(path, limit)).await
     }
     async fn file_sizes(&self, paths: &[String]) -> Vec<HostResult<Option<u64>>> {
-        self.look(self.world.host.file_sizes(paths)).await
+        self.look("file_sizes", self.world.host.file_sizes(paths)).await
     }
     async fn rotate_log(&self, path: &str, now: Timestamp, max_files: u32) -> HostResult<()> {
         self.change(format!("rotate_log {path}"), None, self.world.host.rotate_log(path, now, max_files)).await
@@ -321,16 +494,16 @@ impl PodHost for Ports {
         self.change(what, None, self.world.host.write_atomic(path, content, mode)).await
     }
     async fn read_file(&self, path: &Path) -> HostResult<Option<Vec<u8>>> {
-        self.look(self.world.host.read_file(path)).await
+        self.look("read_file", self.world.host.read_file(path)).await
     }
     async fn list_files(&self, dir: &Path) -> HostResult<Vec<(String, Vec<u8>)>> {
-        self.look(self.world.host.list_files(dir)).await
+        self.look("list_files", self.world.host.list_files(dir)).await
     }
     async fn remove_file(&self, path: &Path) -> HostResult<()> {
         self.change(format!("remove_file {}", path.display()), None, self.world.host.remove_file(path)).await
     }
     async fn read_in_volume(&self, volume: &Path, path: &str) -> HostResult<Option<Vec<u8>>> {
-        self.look(self.world.host.read_in_volume(volume, path)).await
+        self.look("read_in_volume", self.world.host.read_in_volume(volume, path)).await
     }
     fn host_ips(&self) -> Vec<String> {
         self.world.host.host_ips()

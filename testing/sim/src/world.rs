@@ -7,11 +7,15 @@ use std::time::Duration;
 use cri_api::v1::ContainerState;
 use decide::config::names;
 use fakes::FakeRuntime;
-use model::api::ObjectReference;
+use model::api::{ObjectReference, Pod};
+use model::pod::{ContainerKind, DesiredPod, PodSource};
 use pod::events::EventSink;
+use pod::status::Mirror;
 use tokio::time::Instant;
 
-use crate::check::{Ask, Checker, Fact};
+use crate::api::{FakeApi, is_over, uid_of};
+use crate::bugs::{Bug, Planted};
+use crate::check::{Ask, Checker, Fact, Form};
 use crate::host::FakeHost;
 use crate::managers::Waiting;
 use crate::manifests::Dir;
@@ -31,6 +35,12 @@ pub struct World {
     pub waiting: Waiting,
     /// Events that the agent told.
     pub told: Told,
+    /// The API server, if the node has one.
+    pub api: Option<FakeApi>,
+    /// The bug that is planted.
+    pub(crate) bug: Option<Bug>,
+    planted: Mutex<Planted>,
+    events_late: Mutex<Duration>,
     began: Instant,
     judge: Mutex<Judge>,
 }
@@ -43,12 +53,35 @@ struct Judge {
     log_dirs: BTreeSet<String>,
     /// Calls that change something, so far.
     effects: u64,
-    /// The agent is cut off at this one.
-    cut_at: Option<u64>,
+    /// The agent is cut off at this one; true: before it.
+    cut_at: Option<(u64, bool)>,
     /// Calls of the agent since the clock last moved.
     at_once: (Duration, u64),
-    /// What was asked, in words, newest last.
-    asked: Vec<String>,
+    /// What happened, in words, newest last.
+    story: Vec<String>,
+    /// Calls that only look are told too.
+    verbose: bool,
+    /// Facts that were judged.
+    checks: u64,
+    /// Pods of a list of the API that is not complete yet.
+    listing: Vec<Pod>,
+    /// Pods of the API that this agent was told of.
+    told: BTreeSet<String>,
+    /// Pods that the node has ended for good, whatever the API shows of them.
+    ended: BTreeSet<String>,
+    /// Pods of the API by UID: what they are to be.
+    forms: BTreeMap<String, Form>,
+}
+
+/// Whether the agent is cut off at a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// It goes on.
+    No,
+    /// The call is not made any more.
+    Before,
+    /// The call is the last.
+    After,
 }
 
 /// Events that the agent told, newest last. Clones are the same.
@@ -71,10 +104,14 @@ impl EventSink for Told {
 
 impl World {
     /// A world in which nothing has happened.
-    pub fn new(runtime: FakeRuntime, host: FakeHost) -> Arc<Self> {
+    pub fn new(runtime: FakeRuntime, host: FakeHost, api: Option<FakeApi>, bug: Option<Bug>) -> Arc<Self> {
         Arc::new(Self {
             runtime,
             host,
+            api,
+            bug,
+            planted: Mutex::new(Planted::new(bug)),
+            events_late: Mutex::default(),
             dir: Dir::default(),
             waiting: Waiting::default(),
             told: Told::default(),
@@ -95,7 +132,96 @@ impl World {
     /// Tells the checker a fact.
     pub fn note(&self, fact: Fact) {
         let at = self.at();
-        self.judge().checker.take(at, fact);
+        let mut judge = self.judge();
+        if fact == Fact::AgentStarts {
+            judge.told.clear();
+        }
+        judge.checks += 1;
+        judge.checker.take(at, fact);
+    }
+
+    /// Adds a violation that was found elsewhere.
+    pub(crate) fn accuse(&self, what: String) {
+        let at = self.at();
+        self.judge().checker.accuse(at, what);
+    }
+
+    pub(crate) fn planted(&self) -> MutexGuard<'_, Planted> {
+        self.planted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runtime's events come this late from now on.
+    pub fn delay_events(&self, late: Duration) {
+        *self.events_late.lock().unwrap_or_else(PoisonError::into_inner) = late;
+    }
+
+    pub(crate) fn events_late(&self) -> Duration {
+        *self.events_late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- What the agent learns of the API's pods
+
+    /// A page of a list, or all of one.
+    pub(crate) fn listing(&self, first: bool, pods: &[Pod], last: bool) {
+        let whole = {
+            let mut judge = self.judge();
+            if first {
+                judge.listing.clear();
+            }
+            judge.listing.extend(pods.iter().cloned());
+            if !last {
+                return;
+            }
+            std::mem::take(&mut judge.listing)
+        };
+        let uids: BTreeSet<String> = whole.iter().map(uid_of).collect();
+        let absent: Vec<String> = self.judge().forms.keys().filter(|uid| !uids.contains(*uid)).cloned().collect();
+        self.tell(format!("the agent learns of {} pods", whole.len()));
+        whole.iter().for_each(|pod| self.told_of(pod, false));
+        for uid in absent {
+            let known = self.judge().told.contains(&uid);
+            self.note(Fact::Unwanted { uid, known, grace: None });
+        }
+    }
+
+    /// One pod as the API shows it to the agent, or its removal.
+    pub(crate) fn told_of(&self, pod: &Pod, gone: bool) {
+        let Some(form) = DesiredPod::new(pod.clone(), PodSource::Api).ok().filter(|_| Mirror::of(pod).is_none()) else {
+            return;
+        };
+        let (uid, form) = (uid_of(pod), form_of(&form));
+        let known = !self.judge().told.insert(uid.clone());
+        self.judge().forms.insert(uid.clone(), form.clone());
+        if gone || pod.metadata.deletion_timestamp.is_some() {
+            let grace = pod.metadata.deletion_grace_period_seconds.and_then(|g| u64::try_from(g).ok());
+            self.tell(format!(
+                "the agent learns that {uid} is to end{}",
+                if gone { ", and its object gone" } else { "" }
+            ));
+            self.note(Fact::Unwanted { uid, known, grace });
+        } else if !self.judge().ended.contains(&uid) {
+            self.note(Fact::Wanted(form));
+        }
+        self.phases();
+    }
+
+    /// The node ends this pod for good, or an agent has forgotten that.
+    pub(crate) fn ends(&self, uid: &str, ends: bool) {
+        let mut judge = self.judge();
+        if ends {
+            judge.ended.insert(uid.to_owned());
+        } else {
+            judge.ended.remove(uid);
+        }
+    }
+
+    /// Tells the checker which pods are over by what the API holds.
+    pub(crate) fn phases(&self) {
+        for pod in self.api.iter().flat_map(FakeApi::pods) {
+            if is_over(&pod) {
+                self.note(Fact::Over(uid_of(&pod)));
+            }
+        }
     }
 
     /// Violations so far: the checker's, and those that the runtime saw.
@@ -110,10 +236,32 @@ impl World {
         self.judge().checker.unkillable.insert(id.to_owned());
     }
 
-    /// What the agent asked for, as lines; the newest `count`.
+    /// What happened, as lines; the newest `count`.
     pub fn asked(&self, count: usize) -> Vec<String> {
         let judge = self.judge();
-        judge.asked[judge.asked.len().saturating_sub(count)..].to_vec()
+        judge.story[judge.story.len().saturating_sub(count)..].to_vec()
+    }
+
+    /// One more line of what happened.
+    pub fn tell(&self, what: impl AsRef<str>) {
+        let at = self.at().as_secs_f64();
+        self.judge().story.push(format!("{at:10.3} {}", what.as_ref()));
+    }
+
+    /// From now on calls that only look are told too.
+    pub fn verbose(&self) {
+        self.judge().verbose = true;
+    }
+
+    pub(crate) fn looks(&self, what: &str) {
+        if self.judge().verbose {
+            self.tell(what);
+        }
+    }
+
+    /// How many facts were judged.
+    pub fn checks(&self) -> u64 {
+        self.judge().checks
     }
 
     /// How many calls that change something there were.
@@ -121,9 +269,14 @@ impl World {
         self.judge().effects
     }
 
-    /// The agent is to be cut off at the call of this number.
+    /// The agent is to be cut off at the call of this number, which is still made.
     pub fn cut_at(&self, effect: Option<u64>) {
-        self.judge().cut_at = effect;
+        self.judge().cut_at = effect.map(|n| (n, false));
+    }
+
+    /// The agent is to be cut off just before the call of this number.
+    pub fn cut_before(&self, effect: u64) {
+        self.judge().cut_at = Some((effect, true));
     }
 
     /// One more call of any kind; false when the agent runs in circles: then it gets no answers any more, or time would never pass.
@@ -140,13 +293,16 @@ impl World {
         judge.at_once.1 < AT_ONCE
     }
 
-    /// One more call that changes something; true when the agent is to be cut off at it.
-    pub(crate) fn effect(&self, what: String) -> bool {
-        let at = self.at();
+    /// One more call that changes something, and whether the agent is to be cut off at it.
+    pub(crate) fn effect(&self, what: &str) -> Cut {
+        self.tell(what);
         let mut judge = self.judge();
         judge.effects += 1;
-        judge.asked.push(format!("{:10.3} {what}", at.as_secs_f64()));
-        judge.cut_at == Some(judge.effects)
+        match judge.cut_at {
+            Some((at, true)) if at == judge.effects => Cut::Before,
+            Some((at, false)) if at == judge.effects => Cut::After,
+            _ => Cut::No,
+        }
     }
 
     /// Notes what the agent asks for.
@@ -219,6 +375,7 @@ impl World {
         judge.containers = now;
         judge.sandboxes = sandboxes;
         for (at, fact) in facts {
+            judge.checks += 1;
             judge.checker.take(at, fact);
         }
     }
@@ -239,5 +396,24 @@ impl World {
             image: config.image.map(|image| image.user_specified_image).unwrap_or_default(),
             count: config.annotations.get(names::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
         })
+    }
+}
+
+/// What is wanted of a pod.
+pub(crate) fn form_of(pod: &DesiredPod) -> Form {
+    let images = |c: model::pod::ContainerEntry<'_>| (c.spec.name.clone(), c.spec.image.clone().unwrap_or_default());
+    let watched = pod.containers().any(|c| {
+        let restarts = c.spec.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer");
+        restarts || c.spec.lifecycle.is_some() || c.spec.liveness_probe.is_some() || c.spec.startup_probe.is_some()
+    });
+    Form {
+        uid: pod.uid().to_string(),
+        name: pod.name().to_owned(),
+        grace: u64::try_from(pod.spec().termination_grace_period_seconds.unwrap_or(30)).unwrap_or(0).max(1),
+        always: pod.spec().restart_policy.as_deref() == Some("Always"),
+        watched,
+        inits: pod.init_containers().map(|c| (c.spec.name.clone(), c.kind == ContainerKind::Sidecar)).collect(),
+        apps: pod.app_containers().map(|c| c.spec.name.clone()).collect(),
+        images: pod.containers().map(images).collect(),
     }
 }

@@ -21,7 +21,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub struct StatusWriter {
     node: watch::Receiver<Option<Arc<Node>>>,
     random: Random,
     /// What is to be looked at.
-    ready: HashSet<Key>,
+    ready: BTreeSet<Key>,
     busy: HashSet<Key>,
     requests: JoinSet<(Key, Outcome)>,
     /// What is looked at again later; the number keeps two of one moment apart.
@@ -87,7 +87,7 @@ impl StatusWriter {
             queue,
             node,
             random,
-            ready: HashSet::new(),
+            ready: BTreeSet::new(),
             busy: HashSet::new(),
             requests: JoinSet::new(),
             later: BTreeMap::new(),

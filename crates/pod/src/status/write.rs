@@ -118,9 +118,10 @@ impl Shared {
             }
             // A pod of the same name has taken its place: the source will say so.
             Err(e) if e.is_other_uid() => Outcome::Written,
+            // Only the watch knows that it is gone: a server that says so may have nothing yet, or be none at all.
             Err(e) if e.kind == ErrorKind::NotFound => {
-                debug!(pod = format!("{name}_{namespace}"), "Pod does not exist at the API server any more");
-                Outcome::Written
+                debug!(pod = format!("{name}_{namespace}"), "Pod does not exist at the API server");
+                Outcome::Refused
             }
             Err(e) => self.failed("patch the status of", namespace, name, &e),
         }

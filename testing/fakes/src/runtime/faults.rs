@@ -20,6 +20,8 @@ pub enum Fault {
     DoAndHang,
     /// Done, but the connection is lost before the answer.
     LoseAnswer,
+    /// Done, and answered this much later: what a list says is old by then.
+    LateAnswer(Duration),
     /// Done, and the answer grown to this many bytes. Lists must have an item for that.
     Pad(usize),
 }
@@ -38,6 +40,16 @@ impl Rule {
     /// Every call of this method; `*`: of any method.
     pub fn new(call: &'static str, fault: Fault) -> Self {
         Self { call, subject: None, fault, left: None, chance: 1.0 }
+    }
+
+    /// Whether calls that it befalls are never answered.
+    pub fn hangs(&self) -> bool {
+        matches!(self.fault, Fault::Hang | Fault::DoAndHang)
+    }
+
+    /// Whether it may befall calls of this method.
+    pub fn befalls(&self, call: &str) -> bool {
+        self.call == "*" || self.call == call
     }
 
     /// Only so many times.

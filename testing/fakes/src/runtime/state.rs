@@ -150,6 +150,13 @@ impl State {
         (self.settings.epoch.as_nanosecond() as i64).saturating_add(since as i64)
     }
 
+    /// Wall time is another one from now on.
+    pub(crate) fn jump(&mut self, by: jiff::SignedDuration) {
+        let epoch = self.settings.epoch;
+        self.settings.epoch = epoch.saturating_add(by).unwrap_or(epoch);
+        self.last_stamp = self.last_stamp.min(self.nanos(self.now));
+    }
+
     /// Unix nanoseconds of now, later than any stamp before: with a paused clock, things still happen one after the other.
     pub(crate) fn stamp(&mut self) -> i64 {
         self.last_stamp = self.nanos(self.now).max(self.last_stamp + 1);
@@ -397,7 +404,9 @@ impl State {
         container.state = ContainerState::ContainerExited;
         container.process = None;
         container.exit_code = code;
-        container.finished_at = at.max(container.started_at + 1);
+        // With a clock that was set back meanwhile it ends before it began.
+        let set_back = container.started_at - at > 1_000_000_000;
+        container.finished_at = if set_back { at } else { at.max(container.started_at + 1) };
         container.reason = reason.unwrap_or_else(|| if code == 0 { "Completed".into() } else { "Error".into() });
         self.last_stamp = self.last_stamp.max(container.finished_at);
         let sandbox = container.sandbox.clone();

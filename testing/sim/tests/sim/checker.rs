@@ -63,7 +63,7 @@ fn caught(checker: &Checker, words: &str) {
 }
 
 fn unwanted() -> Fact {
-    Fact::Unwanted { uid: "u".into(), known: true }
+    Fact::Unwanted { uid: "u".into(), known: true, grace: None }
 }
 
 fn stop(id: &str, grace: u64) -> Fact {

@@ -8,7 +8,7 @@ use super::{MINUTE, SECOND, millis, running_id, up};
 async fn node(seed: u64, change: impl FnOnce(&mut fakes::Settings)) -> Node {
     let mut runtime = fakes::Settings::default();
     change(&mut runtime);
-    Node::with(Setup { seed, runtime }).await
+    Node::with(Setup { seed, runtime, ..Default::default() }).await
 }
 
 /// How long it takes from an exit to the restart.

@@ -1,12 +1,15 @@
 //! The simulated node put through what nodes go through.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod api;
 mod checker;
+mod clock;
 mod collection;
 mod crash_loop;
 mod crash_points;
 mod events;
 mod life;
+mod planted;
 mod probes;
 mod resize;
 mod runtime;

@@ -294,7 +294,7 @@ fn ranges_of_host_ids_are_kept_over_everything_and_given_back() {
         for handler in &mut runtime.status.runtime_handlers {
             handler.features = Some(v1::RuntimeHandlerFeatures { user_namespaces: true, ..Default::default() });
         }
-        let mut node = Node::with(Setup { seed: 26, runtime }).await;
+        let mut node = Node::with(Setup { seed: 26, runtime, ..Default::default() }).await;
         for name in ["a", "b"] {
             node.write_bytes(&format!("{name}.yaml"), with_users(name));
         }
@@ -342,7 +342,7 @@ fn a_runtime_without_user_namespaces_is_told_of_none() {
     run(async {
         let mut runtime = fakes::Settings::default();
         runtime.status.runtime_handlers.iter_mut().for_each(|handler| handler.features = None);
-        let mut node = Node::with(Setup { seed: 27, runtime }).await;
+        let mut node = Node::with(Setup { seed: 27, runtime, ..Default::default() }).await;
         node.write_bytes("a.yaml", with_users("a"));
         let uid = node.uid("a.yaml");
         node.run(10 * SECOND).await;

@@ -12,8 +12,8 @@ use pod::admit::{ACTUATED, ALLOCATED, AdmitHandle, Outcome, Resized};
 use pod::ports::Tasks;
 use serde_json::{Value, json};
 use sim::host::{FakeHost, ROOT};
-use sim::node::{node_facts, rules};
 use sim::{Container, HostFault, HostRule, Manifest, Node, run};
+use sim::{node_facts, rules};
 
 use super::{MINUTE, SECOND, millis, newest, running_id, up};
 

@@ -1,50 +1,33 @@
-//! Runs made from seeds. `SIM_SEEDS=3000` runs more of them, `SIM_SEED=17` one, `SIM_LOG=info` shows what happens in it.
+//! Stories made from seeds. `cargo xtask sim` plays more of them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use sim::scenario::{Tally, play};
-
-/// How many run each time.
-const SEEDS: u64 = 150;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
+use sim::explore::explore;
+use sim::play::play;
+use sim::story::Story;
 
 #[test]
 fn seeds() {
-    if let Some(seed) = number("SIM_SEED") {
-        let tally = sim::run(play(seed));
-        eprintln!("seed {seed}: {tally:?}");
-        return;
+    let explored = explore(0..150, None, false);
+    assert!(
+        explored.failures.is_empty(),
+        "{:#?}\n`cargo xtask sim --seed N --trace` tells what happens",
+        explored.failures
+    );
+    assert!(explored.tally.acts.len() > 20 && explored.tally.checks > 10_000, "{:?}", explored.tally);
+}
+
+/// From one seed everything follows, to the last byte.
+#[test]
+fn the_same_seed_tells_the_same_story() {
+    for seed in 0..40 {
+        let [first, second] = [(); 2].map(|()| play(&Story::of(seed), None, true).lines);
+        let differ = first.iter().zip(&second).position(|(a, b)| a != b);
+        let at = differ.unwrap_or(first.len().min(second.len()));
+        assert!(
+            first == second,
+            "seed {seed}, line {at}:\n{}\n--- {:?}\n--- {:?}",
+            first[at.saturating_sub(20)..at].join("\n"),
+            first.get(at),
+            second.get(at)
+        );
     }
-    let from = number("SIM_FROM").unwrap_or(0);
-    let count = number("SIM_SEEDS").unwrap_or(SEEDS);
-    let (next, total, failed) = (AtomicU64::new(from), Mutex::new(Tally::default()), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(16);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from + count {
-                        return;
-                    }
-                    match catch_unwind(AssertUnwindSafe(|| sim::run(play(seed)))) {
-                        Ok(tally) => *total.lock().unwrap() += tally,
-                        Err(_) => {
-                            eprintln!("seed {seed} failed: SIM_SEED={seed} SIM_LOG=info cargo test -p sim seeds -- --nocapture");
-                            failed.lock().unwrap().push(seed);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    eprintln!("{count} seeds: {:?}", total.into_inner().unwrap());
-    let mut failed = failed.into_inner().unwrap();
-    failed.sort_unstable();
-    assert!(failed.is_empty(), "failed seeds: {failed:?}");
 }
