@@ -116,9 +116,8 @@ fn effect(path: &str) -> String {
 
 fn text() -> String {
     let mut out = HEAD.to_owned();
-    let mut config = KubeletConfiguration::default();
-    config.eviction_hard =
-        crate::DEFAULT_EVICTION_HARD.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let eviction_hard = crate::DEFAULT_EVICTION_HARD.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let config = KubeletConfiguration { eviction_hard, ..KubeletConfiguration::default() };
     let defaults = config.write();
     let all: Vec<_> = [include_str!("types.rs"), include_str!("nested.rs")].into_iter().flat_map(structs).collect();
     let choices = choices(include_str!("nested.rs"));

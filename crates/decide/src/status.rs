@@ -47,13 +47,15 @@ pub struct WaitingReason {
     pub message: String,
 }
 
-/// Something that ends a pod as Failed whatever its containers do (`Evicted`, `DeadlineExceeded`, `Preempting`, …).
+/// Something that ends a pod as Failed (`Evicted`, `DeadlineExceeded`, `Preempting`, …).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// `status.reason`.
     pub reason: String,
     /// `status.message`.
     pub message: String,
+    /// Only when a container ends so: a pod that is preempted and ends well has succeeded, with no reason. Otherwise it is Failed whatever they do.
+    pub unless_well: bool,
 }
 
 /// What a status is made from.
@@ -115,9 +117,14 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     let mut status = PodStatus::default();
     let phase = match (&pinned, input.failure) {
         (Some(phase), _) => phase.clone(),
+        // How it ends is not known before it has.
+        (None, Some(failure)) if failure.unless_well && (!input.ended || computed == "Succeeded") => {
+            computed.to_owned()
+        }
         (None, Some(_)) => "Failed".to_owned(),
         (None, None) => computed.to_owned(),
     };
+    let failure = input.failure.filter(|f| pinned.is_none() && (phase == "Failed" || !f.unless_well));
     // Reason and message go with the phase; a new phase starts without.
     if previous.and_then(|p| p.phase.as_deref()) == Some(&phase) {
         let field = |get: fn(&PodStatus) -> &Option<String>| {
@@ -126,7 +133,7 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
         status.reason = field(|s| &s.reason);
         status.message = field(|s| &s.message);
     }
-    if let (None, Some(failure)) = (&pinned, input.failure) {
+    if let Some(failure) = failure {
         status.reason = Some(failure.reason.clone());
         status.message = Some(failure.message.clone()).filter(|m| !m.is_empty());
     }

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::admit::{Admission, AdmitHandle, Candidate, Verdict};
-use crate::ends::{self, Disruption, EndPod, Failing, PodEnds};
+use crate::ends::{self, Disruption, EndPod, Failing, PREEMPTING, PodEnds};
 use crate::pleg::{RuntimePod, RuntimePods};
 use crate::ports::{Tasks, sleep_until};
 use crate::registry::{PodEntry, WorkerState};
@@ -49,9 +49,7 @@ const QOS_DELAY: Duration = Duration::from_millis(100);
 /// The QoS levels are written this often in any case: pods also end by themselves.
 const QOS_PERIOD: Duration = Duration::from_secs(60);
 
-/// Reason of the status and the event of a pod that makes room for a critical one.
-const PREEMPTING: &str = "Preempting";
-/// Their message.
+/// Message of the status and the event of a pod that makes room for a critical one.
 const PREEMPTED: &str = "Preempted in order to admit critical pod";
 
 /// A worker and how to reach it.

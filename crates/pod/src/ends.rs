@@ -8,6 +8,9 @@ use model::pod::PodUid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+/// The reason of a pod that makes room for a critical one.
+pub(crate) const PREEMPTING: &str = "Preempting";
+
 /// Requests that may wait for the dispatcher.
 const QUEUE: usize = 64;
 

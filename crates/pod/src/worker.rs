@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::admit::AdmitHandle;
-use crate::ends::Failing;
+use crate::ends::{Failing, PREEMPTING};
 use crate::events::Events;
 use crate::images::Images;
 use crate::objects::PodObjects;
@@ -525,7 +525,7 @@ impl Worker {
 
     /// The pod ended for the sake of others or of the node, under this agent or an earlier one.
     fn makes_room(&self) -> bool {
-        let makes = |reason: &str| ["Evicted", "Preempting"].contains(&reason);
+        let makes = |reason: &str| ["Evicted", PREEMPTING].contains(&reason);
         match &self.ending {
             Some(EndReason::Failed(failing)) => makes(&failing.reason),
             Some(EndReason::Completed) => self.intent.borrow().pod().is_some_and(|pod| {

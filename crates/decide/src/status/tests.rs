@@ -414,11 +414,32 @@ fn started_and_ready() {
     );
 }
 
+fn failure(reason: &str, unless_well: bool) -> Failure {
+    Failure { reason: reason.into(), message: "The node was low on resource: memory. ".into(), unless_well }
+}
+
+/// As the Go kubelet 1.36.1 does it (node suite, CriticalPod): Succeeded without a reason when every container ends with 0.
+#[test]
+fn a_preempted_pod_that_ends_well_has_succeeded() {
+    let pod = pod(ONE);
+    let preempted = failure("Preempting", true);
+    let up = make(&pod, &seen(&["s0 ready", "s0/web running"]), &With::default());
+    let with = With { previous: Some(&up), failure: Some(&preempted), ..Default::default() };
+    let ending = make(&pod, &seen(&["s0 ready", "s0/web running"]), &with);
+    assert_eq!((ending.phase.as_deref(), ending.reason.as_deref()), (Some("Running"), None));
+    for (code, phase, reason) in [("exit=0", "Succeeded", None), ("exit=1", "Failed", Some("Preempting"))] {
+        let with = With { previous: Some(&ending), failure: Some(&preempted), ended: true, ..Default::default() };
+        let ended = make(&pod, &seen(&["s0 dead", &format!("s0/web {code}")]), &with);
+        assert_eq!((ended.phase.as_deref(), ended.reason.as_deref()), (Some(phase), reason));
+        assert_eq!(ended.message.is_some(), reason.is_some());
+    }
+}
+
 #[test]
 fn failure_and_terminal_phases() {
     let pod = pod(ONE);
     let running = seen(&["s0 ready", "s0/web running"]);
-    let evicted = Failure { reason: "Evicted".into(), message: "The node was low on resource: memory. ".into() };
+    let evicted = failure("Evicted", false);
     let up = make(&pod, &running, &With::default());
     let status = make(&pod, &running, &With { previous: Some(&up), failure: Some(&evicted), ..Default::default() });
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("Evicted")));
@@ -620,7 +641,7 @@ proptest! {
             &["s0 ready", "s0/i running"],
             &["s0 dead", "s0/web unknown"],
         ];
-        let failure = Failure { reason: "Evicted".into(), message: "m".into() };
+        let failure = failure("Evicted", false);
         let mut last: Option<PodStatus> = None;
         for (view, ended, failed) in walk {
             let observed = seen(views[view]);

@@ -15,7 +15,7 @@ use telemetry::metrics::{ContainerCounts, Metrics};
 
 use super::start::container_type;
 use crate::desired::has_ended;
-use crate::ends::Failing;
+use crate::ends::{Failing, PREEMPTING};
 use crate::registry::{PodView, Running, WorkerState};
 use crate::worker::{EndReason, Worker};
 
@@ -150,21 +150,19 @@ impl Worker {
         }
     }
 
-    /// What ends the pod as Failed, whatever its containers did.
+    /// What ends the pod as Failed.
     fn failure(&self) -> Option<Failure> {
-        match self.ending.as_ref()? {
-            EndReason::Refused { reason, message } => {
-                Some(Failure { reason: reason.clone(), message: format!("Pod was rejected: {message}") })
+        let (reason, message) = match self.ending.as_ref()? {
+            EndReason::Refused { reason, message } => (reason.clone(), format!("Pod was rejected: {message}")),
+            EndReason::DeadlineExceeded => {
+                let message = "Pod was active on the node longer than the specified deadline";
+                ("DeadlineExceeded".to_owned(), message.to_owned())
             }
-            EndReason::DeadlineExceeded => Some(Failure {
-                reason: "DeadlineExceeded".to_owned(),
-                message: "Pod was active on the node longer than the specified deadline".to_owned(),
-            }),
-            EndReason::Failed(failing) => {
-                Some(Failure { reason: failing.reason.clone(), message: failing.message.clone() })
-            }
-            EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => None,
-        }
+            EndReason::Failed(failing) => (failing.reason.clone(), failing.message.clone()),
+            EndReason::Removed | EndReason::Deleted | EndReason::Orphan | EndReason::Completed => return None,
+        };
+        let unless_well = reason == PREEMPTING;
+        Some(Failure { reason, message, unless_well })
     }
 
     /// The condition of a pod that makes room for others or for the node (KEP-3329).
