@@ -229,7 +229,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// The simulated node, with these arguments.
+/// The simulated node, with these arguments, built to play thousands of stories, which takes some minutes once.
 pub(crate) fn sim(arguments: &[String]) -> Command {
     let mut command = cargo();
     command.args(["run", "--quiet", "--profile", "sim", "--package", "sim", "--"]).args(arguments);
