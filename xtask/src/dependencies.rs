@@ -7,6 +7,8 @@ use serde_json::Value;
 use spdx::expression::Expression;
 use spdx::{LicenseReq, ParseMode};
 
+use crate::shell::read;
+
 /// What `deny.toml` says.
 struct Rules {
     allowed: Vec<String>,
@@ -21,14 +23,9 @@ pub(crate) fn check() -> Result<Vec<String>> {
     let rules = rules(&std::fs::read_to_string(crate::root().join("deny.toml")).context("deny.toml")?)?;
     let mut wrong = BTreeSet::new();
     for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
-        let out = crate::setup::cargo()
-            .args(["metadata", "--format-version=1", "--locked", "--all-features", "--filter-platform", target])
-            .output()
-            .context("cannot run cargo metadata")?;
-        if !out.status.success() {
-            bail!("cargo metadata: {}", String::from_utf8_lossy(&out.stderr).trim());
-        }
-        let found: Value = serde_json::from_slice(&out.stdout).context("cargo metadata")?;
+        let mut metadata = crate::setup::cargo();
+        metadata.args(["metadata", "--format-version=1", "--locked", "--all-features", "--filter-platform", target]);
+        let found: Value = serde_json::from_str(&read(&mut metadata)?).context("cargo metadata")?;
         let packages = found["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
         wrong.extend(judge(&rules, packages));
     }

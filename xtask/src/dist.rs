@@ -44,10 +44,18 @@ pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
     let dir = setup::target().join("dist");
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let program = dir.join("rubelet");
-    let mut strip = Command::new("strip");
-    strip.arg("--strip-all").arg("-o").arg(&program).arg(&whole);
-    shell.need("strip", &mut strip, Duration::from_secs(60))?;
+    strip(shell, &whole, &program)?;
     Ok(program)
+}
+
+/// Writes a program without its symbols.
+///
+/// # Errors
+/// There is no `strip`, or it fails.
+pub(crate) fn strip(shell: &Shell, from: &Path, to: &Path) -> Result<()> {
+    let mut command = Command::new("strip");
+    command.arg("--strip-all").arg("-o").arg(to).arg(from);
+    shell.need("stripping the program", &mut command, Duration::from_secs(60))
 }
 
 /// Builds the same with its symbols.

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use crate::shell::Shell;
+use crate::shell::{Shell, read};
 
 /// Commands of the program that have a help text of their own.
 const COMMANDS: [&[&str]; 5] = [&["check"], &["pods"], &["explain", "pod"], &["explain", "node"], &["version"]];
@@ -76,15 +76,6 @@ fn git() -> Command {
     let mut command = Command::new("git");
     command.arg("-C").arg(crate::root());
     command
-}
-
-/// What a command writes.
-fn read(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn help(program: &Path) -> Result<Help> {

@@ -24,6 +24,18 @@ impl std::fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// What a short command writes, without a log.
+///
+/// # Errors
+/// It cannot be run, or does not end well: with its words.
+pub(crate) fn read(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Where the commands of one run write and how they are stopped.
 pub(crate) struct Shell {
     stop: Arc<AtomicBool>,

@@ -314,9 +314,7 @@ fn package(shell: &Shell, name: &str) -> Result<Outcome> {
     }
     setup::images(shell)?;
     let stripped = crate::root().join("target/xtask/rubelet");
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&stripped).arg(setup::rubelet(shell, false)?);
-    shell.need("stripping the program", &mut strip, Duration::from_secs(60))?;
+    crate::dist::strip(shell, &setup::rubelet(shell, false)?, &stripped)?;
     let files = crate::package::make(shell, &stripped)?;
     let deb = files.iter().find(|f| f.extension().is_some_and(|e| e == "deb")).ok_or_else(|| anyhow!("no package"))?;
     let inside = |path: &std::path::Path| format!("/run/vm/host{}", path.display());

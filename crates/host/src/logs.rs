@@ -10,14 +10,14 @@ pub mod tree;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use jiff::civil::DateTime;
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::error::{Attempt, Result, found};
+use crate::safe_path::open_held;
 
 const GZIP: &str = ".gz";
 const TEMPORARY: &str = ".tmp";
@@ -247,12 +247,7 @@ pub fn tail_offset(file: &mut (impl Read + Seek), lines: u64) -> io::Result<u64>
 /// Opens a regular file to read it.
 fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let held = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-    if !FileType::from_raw_mode(rustix::fs::fstat(&held)?.st_mode).is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    // The descriptor gives no bytes; this opens the very same file.
-    File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))
+    open_held(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
 }
 
 /// The last `bytes` bytes of a regular file; None when it is not there. A pod may have put anything in its place: a pipe or a device, which
@@ -453,7 +448,7 @@ mod tests {
         std::os::unix::fs::symlink(&secret, at("link")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
         // Nobody writes into it: a reader that opens it waits for ever.
-        rustix::fs::mknodat(CWD, at("pipe"), FileType::Fifo, Mode::from(0o666), 0).unwrap();
+        rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, Mode::from(0o666), 0).unwrap();
         std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
         std::fs::create_dir(at("directory")).unwrap();
         for other in ["link", "device", "pipe", "socket", "directory"] {

@@ -3,8 +3,9 @@
 //! openat2(2) with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS` does it in one call; where the kernel (before 5.6) or a seccomp filter does not
 //! allow it, the same is done component by component.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
@@ -54,6 +55,19 @@ pub fn open_beneath(root: impl AsFd, relative: &Path) -> io::Result<OwnedFd> {
     }
 }
 
+/// Opens for reading what a descriptor without bytes (`O_PATH`) holds: the very same file, whatever its name is by now. Anything but a regular file is
+/// refused: a pipe or a device would hold the reader up.
+///
+/// # Errors
+/// InvalidInput: it is no regular file; or a system call fails.
+pub(crate) fn open_held(held: impl AsFd) -> io::Result<File> {
+    let held = held.as_fd();
+    if !FileType::from_raw_mode(rustix::fs::fstat(held)?.st_mode).is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))
+}
+
 /// Reads a regular file below a directory that is under the agent's control, its first `max` bytes at the most; None when it is not there. Blocks.
 ///
 /// # Errors
@@ -62,13 +76,7 @@ pub fn read_beneath(root: &Path, relative: &Path, max: u64) -> Result<Option<Vec
     let path = root.join(relative);
     let opened = open_root(root).and_then(|root| open_beneath(&root, relative));
     let Some(fd) = crate::error::found(opened).on("open", &path)? else { return Ok(None) };
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd).map_err(io::Error::from).on("stat", &path)?.st_mode);
-    if !kind.is_file() {
-        return Err(crate::error::Failed::other(format!("read {}", path.display()), "not a regular file"));
-    }
-    // O_PATH gives no bytes; this opens the very same file.
-    let file =
-        std::fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd))).on("open", &path)?;
+    let file = open_held(fd).on("read", &path)?;
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut io::Read::take(file, max), &mut bytes).on("read", &path)?;
     Ok(Some(bytes))

@@ -77,11 +77,7 @@ impl Tree {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory for temporary files");
         let d = dir.path();
-        let put = |path: &str, text: &[u8]| {
-            let path = d.join(path);
-            fs::create_dir_all(path.parent().unwrap_or(d)).expect("a directory");
-            fs::write(path, text).expect("a file");
-        };
+        let put = |path: &str, text: &[u8]| crate::logs::put(d, path, text);
         let root = d.join("cg").display().to_string();
         put("proc/self/mountinfo", format!("30 22 0:26 / {root} rw - cgroup2 cgroup2 rw\n").as_bytes());
         put("cg/cgroup.controllers", b"cpuset cpu io memory hugetlb pids\n");

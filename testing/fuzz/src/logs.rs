@@ -24,6 +24,13 @@ thread_local! {
     static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
 }
 
+/// Writes a file of a target's own directory, and the directories above it.
+pub(crate) fn put(dir: &std::path::Path, path: &str, text: &[u8]) {
+    let path = dir.join(path);
+    fs::create_dir_all(path.parent().unwrap_or(dir)).expect("a directory");
+    fs::write(path, text).expect("a file");
+}
+
 /// A directory with everything that is tried, made once for each thread.
 struct Place {
     dir: TempDir,
@@ -37,9 +44,7 @@ impl Place {
         for (path, text) in
             [("log/a.log", "a"), ("log/sub/b.log", "b"), ("log/..c", "c"), ("pods/0.log", "pod"), ("secret", "s")]
         {
-            let path = d.join(path);
-            fs::create_dir_all(path.parent().unwrap_or(d)).expect("a directory");
-            fs::write(path, text).expect("a file");
+            put(d, path, text.as_bytes());
         }
         for (target, name) in [
             ("../a.log", "sub/near"),

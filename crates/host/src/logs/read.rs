@@ -5,14 +5,12 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use rustix::fs::FileType;
 
-use crate::safe_path::{open_beneath, open_root};
+use crate::safe_path::{open_beneath, open_held, open_root};
 
 use super::{GZIP, TEMPORARY, ends_with, siblings, tail_offset};
 
@@ -293,13 +291,8 @@ pub fn resolve(path: &Path, root: &Path) -> io::Result<Option<PathBuf>> {
 fn open_file(path: &Path, root: &Path) -> io::Result<File> {
     let out = || io::Error::new(io::ErrorKind::PermissionDenied, "a link leads out of the logs");
     let real = resolve(path, root)?.ok_or_else(out)?;
-    // Without a link now: one that was put there since is refused. Neither a pipe nor a device can hold the reader up.
-    let held = open_beneath(open_root(Path::new("/"))?, real.strip_prefix("/").unwrap_or(&real))?;
-    if !FileType::from_raw_mode(rustix::fs::fstat(&held)?.st_mode).is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    // The descriptor gives no bytes; this opens the very same file.
-    File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))
+    // Without a link now: one that was put there since is refused.
+    open_held(open_beneath(open_root(Path::new("/"))?, real.strip_prefix("/").unwrap_or(&real))?)
 }
 
 /// Where the third space of a head stands, `before` spaces having been seen.

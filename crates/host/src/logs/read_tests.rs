@@ -157,7 +157,7 @@ fn links_that_come_with_a_rotation() {
     assert_eq!(out, b"a\nb\n");
     // A pipe holds nobody up.
     let pipe = logs.join("c/pipe");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     assert_eq!(LogReader::open(&pipe, &logs, ReadOptions::default()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }
 
